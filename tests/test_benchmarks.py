@@ -1,5 +1,6 @@
 """The measuring method of benchmarks/, and its scripts at sizes of a second. No duration is asserted."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import size
 from benchmarks.shared import timing
 from composing import ROOT
 
@@ -146,6 +148,53 @@ def test_a_missing_peer_is_one_line(capsys):
         "no-such-package is not installed, so its rows are left out: pip install '.[benchmarks]'",
         "",
     ]
+
+
+MODULES = {
+    "__init__": "",
+    "start": "import torch\nfrom house.room import door\nif TYPE_CHECKING:\n    import house.types",
+    "room/__init__": "",
+    "room/door": "def late():\n    from house import key",
+    "key": "",
+    "types": "",
+    "cellar": "",
+}
+FUNCTION = """
+def walk(self, *steps, far=1, **others):
+    left, (right, _) = steps
+    for step in steps:
+        total += [each for each in step]
+    with far as there:
+        return total
+"""
+
+
+def test_imports_are_followed_through_functions_and_not_for_type_checkers(tmp_path):
+    for name, text in MODULES.items():
+        path = tmp_path / "house" / f"{name}.py"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(text)
+    found = {path.relative_to(tmp_path / "house").as_posix() for path in size.imported_files(tmp_path, "house.start")}
+    assert found == {"__init__.py", "start.py", "room/__init__.py", "room/door.py", "key.py"}
+
+
+def test_names_of_a_function_are_its_parameters_and_what_it_binds():
+    (function,) = ast.parse(FUNCTION).body
+    names = {"self", "steps", "far", "others", "left", "right", "_", "step", "total", "each", "there"}
+    assert size.local_names(function) == names
+
+
+def test_lines_are_counted_once_for_each_option_and_once_for_any():
+    found = size.lines_by_option(["critic, critic and Probe", "a probability", "if self.averaging:", "history"])
+    some = {"critic": 1, "probes": 1, "averaging": 1, "history": 1}
+    assert found == dict.fromkeys(size.OPTIONS, 0) | some | {"any": 3}
+
+
+def test_the_size_of_this_checkout_has_a_row_for_each_measure():
+    rows = dict(size.static_rows(ROOT))
+    assert {"lines of src/apo_lightning", "names in microbatch_loss", "commands", "docs"} <= rows.keys()
+    assert int(rows["names in microbatch_loss"]) > 0
+    assert "train" in rows["commands"]
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import copy
 import functools
 import itertools
 import re
-from typing import get_type_hints
 
 import pytest
 import torch
@@ -15,9 +14,9 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from apo_lightning.run.launching import register_resolvers
-from apo_lightning.run.value_types import check_arguments, check_numbers
+from apo_lightning.run.settings import ANNOTATIONS
+from apo_lightning.run.value_types import check_values
 from apo_lightning.types import AdvantageInputs
-from apo_lightning.step.settings import StepSettings
 from composing import CONFIGS, PAPER, ROOT, composed, names
 from loss_cases import ALGORITHMS, algorithm
 
@@ -95,8 +94,7 @@ def test_any_two_options_of_two_axes_compose(algo, monkeypatch):
         cfg = composed(*options, *function.get(choice["reward"], []))
         found = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
         assert found["model"]["name"] == choice["model"]
-        check_numbers(cfg, "train")
-        check_arguments(cfg, get_type_hints(StepSettings))
+        check_values(cfg, ANNOTATIONS)
 
 
 def update_sizes(*overrides):

@@ -36,8 +36,10 @@ OPTIONS = sorted(
     if option.partition("/")[0] not in ("experiment", BASE)
 )
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
-PACKAGES = {name: ROOT / "src" / f"apo_{name}" for name in ("lab", "plan")} | {
-    "framework": ROOT / "src" / "apo_lightning"
+PACKAGES = {
+    "framework": ROOT / "src" / "apo_lightning",
+    "lab": ROOT / "src" / "apo_lab",
+    "plan": ROOT / "src" / "apo_plan",
 }
 """Folder of `tests/` → the package that it tests."""
 # Tests of the repository: its configuration, pages and benchmarks, and what it uses of libraries that is not public.

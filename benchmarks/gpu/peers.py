@@ -9,10 +9,17 @@ import torch
 from transformers import PreTrainedModel
 
 from apo_lightning.types import Rollouts
-from apo_lightning.step.update import minibatch_gradient
 from benchmarks.gpu.rows import Row, attempt, not_run
 from benchmarks.gpu.update import GIB, ON_A_CPU
-from benchmarks.performance.update import Shape, build_module, gradients, make_rollouts, only_minibatch, trl
+from benchmarks.performance.update import (
+    Shape,
+    build_setup,
+    gradients,
+    make_rollouts,
+    only_minibatch,
+    take_gradient,
+    trl,
+)
 from benchmarks.shared.models import QWEN1_5B, config_of, random_model
 from benchmarks.shared.timing import has_peer, interleave, waited_for
 
@@ -33,17 +40,17 @@ class Peer:
 
 
 def ours(model: PreTrainedModel, rollouts: Rollouts, device: torch.device, *, is_compiled: bool) -> Action:
-    """As the module's own."""
+    """As a run's own."""
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     budget = len(rollouts.prompts[0].token_ids) + GROUP_SIZE * int(rollouts.lengths.max())
-    module = build_module(model, rollouts, torch.bfloat16, device=device, tokens_per_microbatch=budget)
-    module.policy.compiles_layers = is_compiled
-    module.policy.compile_layers()
-    plan, minibatch = only_minibatch(module, rollouts)
+    setup = build_setup(model, rollouts, torch.bfloat16, device=device, tokens_per_microbatch=budget)
+    setup.policy.compiles_layers = is_compiled
+    setup.policy.compile_layers()
+    plan, minibatch = only_minibatch(setup, rollouts)
 
     def action() -> object:
         model.zero_grad(set_to_none=True)
-        return minibatch_gradient(module, plan, minibatch)
+        return take_gradient(setup, plan, minibatch)
 
     return action
 

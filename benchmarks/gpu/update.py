@@ -12,12 +12,11 @@ from transformers import PreTrainedModel
 
 from apo_lightning.model.flops import model_size, peak_flops_per_second, training_flops, work_of
 from apo_lightning.types import Rollouts
-from apo_lightning.step.update import minibatch_gradient
 from apo_plan.memory_plan import plan_memory, process_bytes
 from apo_plan.shapes import EngineSize, ModelShape, RunShape, shape_of
 from benchmarks.gpu.rates import bfloat16_rate
 from benchmarks.gpu.rows import Row, attempt, judged, not_run
-from benchmarks.performance.update import Shape, build_module, make_rollouts, only_minibatch
+from benchmarks.performance.update import Shape, build_setup, make_rollouts, only_minibatch, take_gradient
 from benchmarks.shared.models import LLAMA3B, QWEN7B, config_of, random_model
 from benchmarks.shared.timing import Timing, interleave, waited_for
 
@@ -87,14 +86,14 @@ def make_update(
     model: PreTrainedModel, rollouts: Rollouts, device: torch.device, budget: int, *, compiles_layers: bool
 ) -> Update:
     """As the module's own, without the engine's check: no engine has sampled these rollouts."""
-    module = build_module(model, rollouts, torch.bfloat16, device=device, tokens_per_microbatch=budget)
-    module.policy.compiles_layers = compiles_layers
-    module.policy.compile_layers()
-    plan, minibatch = only_minibatch(module, rollouts)
+    setup = build_setup(model, rollouts, torch.bfloat16, device=device, tokens_per_microbatch=budget)
+    setup.policy.compiles_layers = compiles_layers
+    setup.policy.compile_layers()
+    plan, minibatch = only_minibatch(setup, rollouts)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
 
     def step() -> None:
-        minibatch_gradient(module, plan, minibatch)
+        take_gradient(setup, plan, minibatch)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

@@ -17,7 +17,6 @@ import tempfile
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -26,23 +25,19 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from apo_lightning.advantages import GroupNormalized
-from apo_lightning.checkpoints import Checkpointer, CheckpointSettings, StopRequest
-from apo_lightning.common.phases import PhaseClock
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.losses import GRPO
 from apo_lightning.model.flops import model_size, training_flops, work_of
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.spec import PolicySpec
 from apo_lightning.model.tokenizer import character_tokenizer
-from apo_lightning.module import RLVRModule
-from apo_lightning.rewards import NumericReward
-from apo_lightning.rollout.collector import Collector
-from apo_lightning.rollout.transformers_engine import TransformersEngine
-from apo_lightning.types import AdvantageInputs, Advantages, Completion, Prompt, Rollouts, Verdict
-from apo_lightning.step.minibatch_plan import Minibatch
-from apo_lightning.step.update import minibatch_gradient
+from apo_lightning.step.nonfinite import NonfiniteSteps
+from apo_lightning.step.part import Setup
+from apo_lightning.step.plan import Minibatch, StepPlan, plan_step
 from apo_lightning.step.settings import StepSettings
-from apo_lightning.step.step_plan import StepPlan, plan_step, step_table
+from apo_lightning.step.update import minibatch_gradient
+from apo_lightning.step.update_record import MinibatchGradient
+from apo_lightning.types import AdvantageInputs, Advantages, Completion, Needs, Prompt, Rollouts, Verdict
 from apo_plan.rates import product_rate
 from benchmarks.shared.timing import (
     Action,
@@ -138,15 +133,15 @@ def estimate(rollouts: Rollouts) -> Advantages:
     return GroupNormalized(normalize_std=True)(inputs)
 
 
-def build_module(
+def build_setup(
     model: PreTrainedModel,
     rollouts: Rollouts,
     dtype: torch.dtype,
     *,
     device: torch.device = CPU,
     tokens_per_microbatch: int = 2**20,
-) -> RLVRModule:
-    """The training module around a model, for updates on these rollouts; it never samples and never saves."""
+) -> Setup:
+    """What the steps of a run around this model work with, for updates on these rollouts; it never samples."""
     num_prompts, longest = len(rollouts.prompts), int(rollouts.lengths.max())
     settings = StepSettings(
         prompts_per_step=num_prompts,
@@ -158,66 +153,49 @@ def build_module(
         temperature=1.0,
         aggregation="token_mean",
         old_logprobs="trainer",
-        importance=None,
-        importance_bounds=None,
-        scored_fraction=0.015625,
         gradient_clip_norm=None,
         max_nonfinite_steps=3,
         validation_samples=1,
     )
-    tokenizer = character_tokenizer()
-    policy = Policy(model, tokenizer, dtype)
-    module = RLVRModule(
-        policy=policy,
-        reference=None,
-        loss=GRPO(),
-        advantage=GroupNormalized(normalize_std=True),
-        collector=Collector(
-            engine=TransformersEngine(sequences_per_batch=1),  # never asked: the completions are given
-            reward=NumericReward(take="first"),
-            tokenizer=tokenizer,
-            run_seed=0,
-            max_completion_tokens=longest,
-            stop_token_ids=(),
-            clock=PhaseClock(),
-        ),
-        checkpointer=Checkpointer(
-            CheckpointSettings(save_every=None, keep=1, best=None, snapshot_every=None),
-            root=Path("never"),
-            config={},
-            resumed=None,
-            stop=StopRequest(),
-        ),
-        settings=settings,
-        optimizer=functools.partial(torch.optim.SGD, lr=0.0),
-        scheduler=functools.partial(torch.optim.lr_scheduler.ConstantLR),
-        validation_names=[],
-        seed=0,
-    ).to(device)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     accelerator = "gpu" if device.type == "cuda" else "cpu"
-    module.trainer = pl.Trainer(accelerator=accelerator, devices=1, logger=False, enable_checkpointing=False)
-    module.trainer.strategy.connect(module)
-    module.ranks = Ranks(module.trainer)
-    return module
+    return Setup(
+        policy=Policy(model, character_tokenizer(), dtype).to(device),
+        reference=None,
+        loss=GRPO(),
+        parts=(),
+        settings=settings,
+        ranks=Ranks(pl.Trainer(accelerator=accelerator, devices=1, logger=False, enable_checkpointing=False)),
+        device=device,
+        seed=0,
+        nonfinite=NonfiniteSteps(settings.max_nonfinite_steps),
+        prompts=(),
+        sample=lambda *given, **named: None,
+    )
 
 
-def only_minibatch(module: RLVRModule, rollouts: Rollouts) -> tuple[StepPlan, Minibatch]:
-    """The module's own plan for these rollouts, all in one mini-batch, ready for `minibatch_gradient`."""
-    plan = plan_step(module, step_table(module, rollouts, estimate(rollouts)))
+def only_minibatch(setup: Setup, rollouts: Rollouts) -> tuple[StepPlan, Minibatch]:
+    """The run's own plan for these rollouts, all in one mini-batch, ready for `take_gradient`."""
+    table = setup.table(rollouts, estimate(rollouts))
+    plan = plan_step(table, setup.loss.needs, setup.needs, Needs(), setup.settings, setup.ranks)
     (minibatch,) = plan.minibatches
     return plan, minibatch
 
 
+def take_gradient(setup: Setup, plan: StepPlan, minibatch: Minibatch) -> MinibatchGradient:
+    """The update's own `minibatch_gradient`, without a strategy's precision and scaling."""
+    return minibatch_gradient(setup, plan, minibatch, lambda loss: loss.backward())
+
+
 def ours(model: PreTrainedModel, rollouts: Rollouts, dtype: torch.dtype, *, is_compiled: bool = False) -> Action:
     """The module's own functions, from rollouts to gradients, all completions in one micro-batch."""
-    module = build_module(model, rollouts, dtype)
-    module.policy.compiles_layers = is_compiled
-    module.policy.compile_layers()
+    setup = build_setup(model, rollouts, dtype)
+    setup.policy.compiles_layers = is_compiled
+    setup.policy.compile_layers()
 
     def action() -> Sequence[Tensor]:
         model.zero_grad(set_to_none=True)
-        minibatch_gradient(module, *only_minibatch(module, rollouts))
+        take_gradient(setup, *only_minibatch(setup, rollouts))
         return gradients(model)
 
     return action
@@ -318,7 +296,7 @@ def difference(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
 
 def needed_flops(model: PreTrainedModel, rollouts: Rollouts) -> int:
     """Of one update by our own arithmetic, every prompt once for its group."""
-    _, minibatch = only_minibatch(build_module(model, rollouts, torch.float32), rollouts)
+    _, minibatch = only_minibatch(build_setup(model, rollouts, torch.float32), rollouts)
     return training_flops(model_size(model), work_of(minibatch.active_microbatches))
 
 

@@ -29,13 +29,12 @@ from apo_lightning.rollout.start import start_engine
 from apo_lightning.rollout.weight_sync import check_policy_version, publish
 from apo_lightning.step.nonfinite import NonfiniteSteps
 from apo_lightning.step.part import Part, Setup
-from apo_lightning.step.reward_metrics import reward_metrics
+from apo_lightning.step.plan import StepPlan, needs_of_diagnostics, plan_step
 from apo_lightning.step.schedule import begin_schedule
 from apo_lightning.step.scoring import score_policy, score_reference
 from apo_lightning.step.settings import StepSettings
 from apo_lightning.step.speed import speed_metrics, total_work
-from apo_lightning.step.step_metrics import step_metrics
-from apo_lightning.step.step_plan import StepPlan, needs_of_diagnostics, plan_step, step_table
+from apo_lightning.step.step_metrics import reward_metrics, step_metrics
 from apo_lightning.step.update import minibatch_gradient
 from apo_lightning.step.update_record import UpdateRecord
 from apo_lightning.types import AdvantageInputs, Advantages, Prompt, Rollouts, StepOutput, ValidationOutput
@@ -77,10 +76,11 @@ class RLVRModule(pl.LightningModule):
             rollouts = self._sample_step(batch)
         with phase("prepare"):
             advantages = advantages_of(self.advantage, self._advantage_inputs(rollouts))
-            table = step_table(setup, rollouts, advantages)
+            table = setup.table(rollouts, advantages)
         self._each(lambda part: part.tabled(setup, table))
         with phase("prepare"):
-            plan = plan_step(setup, table, needs_of_diagnostics(self.callbacks, rollouts.step))
+            diagnostic_needs = needs_of_diagnostics(self.callbacks, rollouts.step)
+            plan = plan_step(table, self.loss.needs, setup.needs, diagnostic_needs, self.settings, self.ranks)
         with phase("reference"):
             score_reference(setup, plan)
         if plan.unscored:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -52,21 +51,16 @@ def disk_findings(folder: Path, needed_bytes: int) -> list[Finding]:
     return [Finding("error", text + "hydra.run.dir to a larger disk")]
 
 
-def memory_findings(machine: Machine, processes: Sequence[int], *, what: str, remedy: str) -> list[Finding]:
-    """Processes of some peak bytes that do not fit into the machine's memory together; the first may need more."""
-    needed, first = sum(processes), processes[0]
-    if needed <= machine.available_bytes:
+def memory_findings(machine: Machine, needed_bytes: int, num_processes: int) -> list[Finding]:
+    """Processes that together need more memory than is free: an error where the machine has less than that."""
+    if needed_bytes <= machine.available_bytes:
         return []
-    who = f"{len(processes)} processes of {first / GIB:.1f} GiB" if len(processes) > 1 else "one process"
-    if processes[-1] != first:
-        others = f"{processes[-1] / GIB:.1f} GiB in each of {len(processes) - 1} others"
-        who = f"{first / GIB:.1f} GiB in the first process, {others}"
     text = (
-        f"{what} needs up to {needed / GIB:.1f} GiB ({who}), and of this machine's "
-        f"{machine.memory_bytes / GIB:.1f} GiB {machine.available_bytes / GIB:.1f} GiB are free: "
-        f"choose a smaller model, fewer processes or {remedy}"
+        f"{num_processes} process{'es' * (num_processes > 1)} of the run need up to {needed_bytes / GIB:.1f} GiB, and "
+        f"of this machine's {machine.memory_bytes / GIB:.1f} GiB {machine.available_bytes / GIB:.1f} GiB are free: "
+        "choose a smaller model or tokens_per_microbatch, fewer processes or a larger machine"
     )
-    return [Finding("error" if needed > machine.memory_bytes else "warning", text)]
+    return [Finding("error" if needed_bytes > machine.memory_bytes else "warning", text)]
 
 
 def device_findings(device_bytes: int, peak_bytes: int) -> list[Finding]:

@@ -1,7 +1,7 @@
 """How much memory one process of a run needs, computed from sizes alone: no weights, no device.
 
 Every allocation is a product of sizes, derived in the docstring of its function. The constants below are measured or
-assumed, and say which. `benchmarks/performance/memory.py` compares the plan with real runs.
+assumed, and say which. `benchmarks/RESULTS.md` compares the plan with real runs.
 """
 
 from dataclasses import dataclass, replace
@@ -169,14 +169,13 @@ def kv_cache_bytes(model: ModelShape, run: RunShape) -> int:
 
 
 def engine_weight_bytes(model: ModelShape, run: RunShape) -> int:
-    """The engine's weights on one rank, whole or a slice: it has no shards."""
-    return run.compute_bytes * model.num_parameters // run.engine.num_slices
+    """The engine's weights: every rank has all of them."""
+    return run.compute_bytes * model.num_parameters
 
 
 def kv_token_bytes(model: ModelShape, run: RunShape) -> int:
-    """Keys and values of one token on one rank: 2·layers·kv_heads·head_dim numbers in the compute dtype."""
-    kv_heads = -(-model.num_kv_heads // run.engine.num_slices)
-    return 2 * model.num_layers * kv_heads * model.head_dim * run.compute_bytes
+    """Keys and values of one token: 2·layers·kv_heads·head_dim numbers in the compute dtype."""
+    return 2 * model.num_layers * model.key_width * run.compute_bytes
 
 
 def engine_workspace_bytes(model: ModelShape, run: RunShape) -> int:

@@ -29,7 +29,6 @@ def engine_size(engine: RolloutEngine, settings: StepSettings, *, is_cuda: bool)
             num_forward_tokens=max(engine.max_num_batched_tokens, settings.max_model_len),
             kv_cache_bytes=int(GIB * (engine.kv_cache_gib or (0 if is_cuda else CPU_CACHE_GIB))),
             gpu_share=engine.gpu_memory_utilization if is_cuda and engine.kv_cache_gib is None else None,
-            num_slices=engine.tensor_parallel_size,
         )
     assert isinstance(engine, TransformersEngine)
     prompts_per_batch = -(-engine.sequences_per_batch // settings.group_size)
@@ -104,8 +103,6 @@ def run_shape(cfg: DictConfig, settings: StepSettings, ranks: RankLayout, spec: 
     is_assumed = is_cuda and not has_gpu and spec.compute_dtype == "auto"
     prompts_per_rank = -(-settings.prompts_per_minibatch // ranks.world_size)
     most = prompts_per_rank * (settings.max_prompt_tokens + settings.group_size * settings.max_completion_tokens)
-    if (term := instantiate(cfg.algo.get("auxiliary"))) is not None:
-        most = max(most, -(-term.completions_per_minibatch // ranks.world_size) * settings.max_model_len)
     loss, critic = instantiate(cfg.algo.loss), instantiate(cfg.algo.get("critic"))
     reference = instantiate(cfg.reference)
     return RunShape(

@@ -14,18 +14,20 @@ from rich.console import Group, RenderableType
 from apo_lightning.common.console import quiet_libraries, show
 from apo_lightning.errors import ConfigError
 from apo_lightning.run.checks import check_devices, check_launch, check_share
-from apo_lightning.run.settings import step_settings
+from apo_lightning.run.settings import ANNOTATIONS, step_settings
 from apo_lightning.run.training import prepare
+from apo_lightning.run.value_types import check_values
 from apo_plan import findings as machine
 from apo_plan.findings import Finding, this_machine
 from apo_plan.memory_plan import reference_bytes
 from apo_plan.plan import Plan, RankLayout, plan_run, rank_layout, time_of
 from apo_plan.shapes import FLOAT32
-from apo_plan.tables import findings_text, plan_table, run_table, time_table
+from apo_plan.tables import findings_text, plan_table, time_table
 
 
 def preflight_command(cfg: DictConfig) -> None:
     """`apo preflight`: print the plan, and exit with status 1 if the run cannot work."""
+    check_values(cfg, ANNOTATIONS)
     if status := preflight(cfg, Path(HydraConfig.get().runtime.output_dir)):
         sys.exit(status)
 
@@ -48,10 +50,7 @@ def preflight(cfg: DictConfig, output_dir: Path) -> int:
         findings += _room_findings(cfg, plan, output_dir)
         with _errors_to(findings):
             parts.append(time_table(time_of(cfg, plan), plan.ranks.world_size, cfg.trainer.max_steps))
-    ranks = rank_layout(cfg)
-    with _errors_to(findings):
-        parts.append(run_table(cfg, step_settings(cfg, instantiate(cfg.data)), ranks.world_size))
-    findings += _environment_findings(cfg, ranks)
+    findings += _environment_findings(cfg, rank_layout(cfg))
     if not any(finding.level == "error" for finding in findings):
         with _errors_to(findings):
             run = prepare(cfg)  # checks of tokenizer, data and answers
@@ -74,12 +73,9 @@ def _errors_to(findings: list[Finding]) -> Iterator[None]:
 def _room_findings(cfg: DictConfig, plan: Plan, output_dir: Path) -> list[Finding]:
     """Findings on memory and disk that are too small for the plan."""
     memory, num_local = plan.memory, plan.ranks.num_local
-    loading = (memory.loading, *[memory.loading_others] * (num_local - 1))
-    running = (memory.host if plan.run.is_cuda else memory.peak,) * num_local
-    what, sizes = ("the run", running) if sum(running) > sum(loading) else ("loading", loading)
-    is_update = what == "the run" and not plan.run.is_cuda
-    remedy = "a smaller tokens_per_microbatch" if is_update else "a larger machine"
-    findings = machine.memory_findings(this_machine(), sizes, what=what, remedy=remedy)
+    loading = memory.loading + (num_local - 1) * memory.loading_others
+    running = num_local * (memory.host if plan.run.is_cuda else memory.peak)
+    findings = machine.memory_findings(this_machine(), max(loading, running), num_local)
     if plan.run.is_cuda and torch.cuda.is_available():
         findings += machine.device_findings(plan.run.gpu_bytes, memory.peak)
     # A checkpoint holds the trained weights, their two moments and a reference that changes; a new one is written

@@ -67,11 +67,6 @@ class ModelShape:
         return self.vocab_size * self.hidden_size
 
     @property
-    def is_tied(self) -> bool:
-        """Whether embedding and head are one matrix."""
-        return self.root_parameters < 2 * self.head_parameters
-
-    @property
     def query_width(self) -> int:
         """heads·head_dim, the size of one position's queries and of its attention output."""
         return self.num_heads * self.head_dim
@@ -95,8 +90,6 @@ class EngineSize:
     """Bytes reserved at the start; 0: no size is given."""
     gpu_share: float | None = None
     """Without a given size: share of the GPU for weights, workspace, keys and values; None: they grow as needed."""
-    num_slices: int = 1
-    """Ranks that share one engine, each with a slice of its weights, keys and values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

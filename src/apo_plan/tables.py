@@ -1,16 +1,13 @@
-"""The printed plan: memory and time by phase, the sizes of the run, and findings."""
+"""The printed plan: memory and time by phase, and findings."""
 
 from collections.abc import Sequence
 
 import torch
-from hydra.utils import instantiate
-from omegaconf import DictConfig
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from apo_lightning.common.formatting import GIB
-from apo_lightning.step.settings import StepSettings
 from apo_plan.findings import Finding
 from apo_plan.memory_plan import PHASES
 from apo_plan.plan import Plan
@@ -60,30 +57,6 @@ def time_table(time: TimePlan, world_size: int, max_steps: int) -> RenderableTyp
         f"{step.completion_tokens:,.0f}"
     )
     return Group(table, Text("\n" + "\n".join((together, assumed, time.rates.describe())) + "\n", style="dim"))
-
-
-def run_table(cfg: DictConfig, settings: StepSettings, world_size: int) -> RenderableType:
-    """The numbers of rollouts, optimizer steps, completions and tokens of the run."""
-    steps, every = cfg.trainer.max_steps, cfg.trainer.val_check_interval
-    source = instantiate(cfg.data)
-    has_held_out = bool(getattr(source, "num_validation", 0) or getattr(source, "validation", None))
-    dynamic_sampling, prompts = instantiate(cfg.algo.get("dynamic_sampling")), settings.prompts_per_step
-    most = prompts if dynamic_sampling is None else dynamic_sampling.most_prompts(prompts)
-    samples = steps * most * settings.group_size
-    # Before the first rollout, at every interval, and after the last rollout unless an interval has just ended.
-    passes = (1 + (steps // every if every else 0) + (not every or steps % every > 0)) * has_held_out
-    rows = {
-        "rollouts": f"{steps:,}",
-        "optimizer steps": f"{steps * settings.minibatches_per_step:,}",
-        "prompts a rollout and rank": f"{settings.prompts_per_step / world_size:g}",
-        "completions sampled" + ", at most" * (most > prompts): f"{samples:,}",
-        "tokens sampled, at most": f"{samples * settings.max_completion_tokens:,}",
-        "validation passes": f"{passes:,}",
-    }
-    table = _table("the run", "")
-    for name, value in rows.items():
-        table.add_row(name, value)
-    return Group(table, Text())
 
 
 def findings_text(findings: Sequence[Finding]) -> Text:

@@ -51,13 +51,13 @@ class Expected:
 class Workload:
     """One rank's share of a step; lengths are means."""
 
-    num_prompts: float
+    num_prompts: float | int
     """An even share of the step's prompts."""
     group_size: int
     prompt_tokens: float | int
     completion_tokens: float | int
     longest_completion: int
-    num_sampled: float
+    num_sampled: float | int
     """Completions that the engine samples: with dynamic sampling more than the step trains on."""
 
     def work(self, share: float | int = 1.0) -> Work:
@@ -172,21 +172,19 @@ def decoding_steps(run: RunShape, step: Workload) -> float:
     """Forwards of the engine for n completions of mean length R, at most L, on s slots.
 
     vLLM refills a free slot at once: n·R/s forwards, and a tail of L − R in which the longest end. transformers starts
-    the next batch when the current one has ended: L forwards a batch. An engine in slices has the completions of all
-    its ranks.
+    the next batch when the current one has ended: L forwards a batch.
     """
-    completions = run.engine.num_slices * step.num_sampled
-    slots = min(run.engine.num_sequences, completions)
+    slots = min(run.engine.num_sequences, step.num_sampled)
     if run.engine.name != "vllm":
-        return -(-completions // slots) * step.longest_completion
-    return completions * step.completion_tokens / slots + step.longest_completion - step.completion_tokens
+        return -(-step.num_sampled // slots) * step.longest_completion
+    return step.num_sampled * step.completion_tokens / slots + step.longest_completion - step.completion_tokens
 
 
 def generation_seconds(model: ModelShape, run: RunShape, step: Workload, rates: Rates) -> float:
     """Prompts, once a group, then one token a forward for every unfinished completion.
 
     A decoding forward multiplies each token with all weights while it reads them: the slower of the two counts. Then it
-    reads keys and values. Ranks that share an engine run the tokens of all of them, each with its slice.
+    reads keys and values.
     """
     size, num_steps, sampled = (
         model_size_of(model),
@@ -197,7 +195,7 @@ def generation_seconds(model: ModelShape, run: RunShape, step: Workload, rates: 
     decoded = Work(num_tokens=round(sampled), num_rows=round(sampled))
     weights = num_steps * engine_weight_bytes(model, run) / rates.memory_bytes_per_second
     context = step.prompt_tokens + step.completion_tokens / 2
-    read = run.engine.num_slices * sampled * context * kv_token_bytes(model, run)
+    read = sampled * context * kv_token_bytes(model, run)
     return (
         forward_flops(size, prefill) / rates.model_flops_per_second
         + max(forward_flops(size, decoded) / rates.model_flops_per_second, weights)

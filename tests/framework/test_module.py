@@ -151,30 +151,7 @@ def test_the_exact_kl_is_zero_at_the_start_and_positive_after(tmp_path):
     assert float(rows[1][key]) > 1e-6
 
 
-class StaleEngine(TransformersEngine):
-    """Accepts the second sync, but keeps one tensor of the first."""
-
-    def _load(self, named_weights):
-        if self._loads:
-            named_weights = ((name, self._old if self.KEPT in name else w) for name, w in named_weights)
-        else:
-            named_weights = list(named_weights)
-            self._old = next(w.clone() for name, w in named_weights if self.KEPT in name)
-            named_weights = iter(named_weights)
-        self._loads += 1
-        return super()._load(named_weights)
-
-    KEPT = "layers.0.mlp.down_proj"
-    _loads = 0
-
-
 IN_BFLOAT16 = "model.compute_dtype=bfloat16"
-
-
-@pytest.mark.parametrize("options", [("optimizer.lr=1e-6",), (IN_BFLOAT16, "optimizer.lr=1e-4")])
-def test_a_stale_tensor_in_the_engine_stops_the_run(tmp_path, options):
-    with pytest.raises(StaleWeightsError, match=rf"policy version 2, .* \(.*{StaleEngine.KEPT}"):
-        run(tmp_path, f"engine._target_={__name__}.StaleEngine", *options)
 
 
 class CrowdedEngine(TransformersEngine):

@@ -60,26 +60,31 @@ def perturbed(model, names):
     return other
 
 
-def reference_logprobs(model, request, token_ids):
-    """log softmax(logits / temperature) of the tokens, teacher-forced."""
+def all_logprobs(model, request, token_ids):
+    """log softmax(logits / temperature) at each position of the tokens, teacher-forced."""
     prompt = list(request.prompt_token_ids)
     with torch.no_grad():
         logits = model(torch.tensor([prompt + list(token_ids)])).logits[0, len(prompt) - 1 : -1]
-    return (logits / request.temperature).log_softmax(-1).gather(1, torch.tensor(token_ids)[:, None])[:, 0]
+    return (logits / request.temperature).log_softmax(-1)
+
+
+def reference_logprobs(model, request, token_ids):
+    """Those of the tokens themselves."""
+    return all_logprobs(model, request, token_ids).gather(1, torch.tensor(token_ids)[:, None])[:, 0]
 
 
 class Bench:
-    def __init__(self, engine_name, tied, folder, dtype=torch.float32):
+    def __init__(self, engine_name, tied, folder):
         from engine_contract import recording_changes
 
-        self.tied, self.dtype = tied, dtype
+        self.tied = tied
         self.model = tiny_llama(tied)
         self.model.config.save_pretrained(folder)
         self.engine = make_engine(engine_name)
         self.changed_by_setup = []
         with recording_changes(self.changed_by_setup):
             self.engine.check(torch.device("cpu"))
-            self.engine.setup(context(folder, dtype=dtype))
+            self.engine.setup(context(folder))
 
     def fresh(self):
         """The policy's weights, at version 1."""
@@ -90,19 +95,6 @@ class Bench:
 
         requests = [request((7, 8, 9), seed=i) for i in range(4)]
         return gap(self, requests, self.engine.generate(requests))
-
-    def always(self, token):
-        """A policy that says one token for ever: every hidden state ends as the same vector."""
-        other = copy.deepcopy(self.model)
-        with torch.no_grad():
-            for name, parameter in other.named_parameters():
-                if name.endswith(("o_proj.weight", "down_proj.weight")):
-                    parameter.zero_()
-            other.model.norm.weight.fill_(100.0)
-            other.model.embed_tokens.weight.fill_(0.001)
-            other.lm_head.weight.mul_(0.0).add_(0.001)
-            other.lm_head.weight[token] = 1.0
-        return other
 
     def run(self, contract_name):
         import engine_contract as contract
@@ -128,11 +120,9 @@ def context(folder, dtype=torch.float32, **ranks):
 class RemoteBench:
     """The same, in a process of its own: vLLM replaces parts of torch for as long as a process lives."""
 
-    def __init__(self, engine_name, tied, folder, dtype=torch.float32):
+    def __init__(self, engine_name, tied, folder):
         self._pipe, theirs = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(
-            target=_serve, args=(theirs, engine_name, tied, str(folder), dtype), daemon=True
-        )
+        self._process = CONTEXT.Process(target=_serve, args=(theirs, engine_name, tied, str(folder)), daemon=True)
         self._process.start()
         theirs.close()
         self._receive()
@@ -152,10 +142,10 @@ class RemoteBench:
             raise AssertionError(f"in the engine's process:\n{failure}")
 
 
-def _serve(pipe, engine_name, tied, folder, dtype):
+def _serve(pipe, engine_name, tied, folder):
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    bench = _answer(pipe, lambda: Bench(engine_name, tied, folder, dtype))
+    bench = _answer(pipe, lambda: Bench(engine_name, tied, folder))
     while bench is not None:
         contract_name = pipe.recv()
         if contract_name is None:

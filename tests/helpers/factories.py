@@ -4,6 +4,10 @@ import torch
 
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.evaluation.records import SamplingSettings
+from apo_lightning.losses import GRPO
+from apo_lightning.step.nonfinite import NonfiniteSteps
+from apo_lightning.step.part import Setup
+from apo_lightning.step.settings import StepSettings
 from apo_lightning.types import (
     Advantages,
     Anchor,
@@ -15,7 +19,6 @@ from apo_lightning.types import (
     ValidationOutput,
     Verdict,
 )
-from apo_lightning.step.settings import StepSettings
 
 
 class Alone(Ranks):
@@ -39,6 +42,24 @@ SETTINGS = StepSettings(
     max_nonfinite_steps=3,
     validation_samples=1,
 )
+
+
+def make_setup(**given) -> Setup:
+    """The set-up of a run of one process on the CPU; what is not given is None."""
+    plain = {
+        "policy": None,
+        "reference": None,
+        "loss": GRPO(),
+        "parts": (),
+        "settings": SETTINGS,
+        "ranks": Alone(),
+        "device": torch.device("cpu"),
+        "seed": 1,
+        "nonfinite": NonfiniteSteps(3),
+        "prompts": (),
+        "sample": None,
+    }
+    return Setup(**{**plain, **given})
 
 
 def make_prompt(identifier="p0", problem="What is 1 + 1?", answer="2"):
@@ -81,6 +102,7 @@ def make_step(
     metrics=None,
     entropy=None,
     max_prob=None,
+    is_scored=None,
     ref_logprobs=None,
     anchor: Anchor | None = None,
     loss_metrics=None,
@@ -100,7 +122,7 @@ def make_step(
         old_logprobs=torch.full((num_tokens,), -0.5),
         entropy=torch.ones(num_tokens) if entropy is None else torch.tensor(entropy),
         max_prob=torch.full((num_tokens,), 0.25) if max_prob is None else torch.tensor(max_prob),
-        is_scored=torch.ones(num_tokens, dtype=torch.bool),
+        is_scored=torch.ones(num_tokens, dtype=torch.bool) if is_scored is None else torch.tensor(is_scored),
         ref_logprobs=ref_logprobs,
         anchor=anchor,
     )

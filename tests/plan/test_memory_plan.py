@@ -217,15 +217,6 @@ def test_a_cache_without_a_size_is_what_the_engines_share_of_the_gpu_leaves_by_h
     assert parts["keys and values"].generate == 24 * GIB - 15_231_233_024 - 8192 * 135_168 - 256 * 1_520_640
 
 
-def test_ranks_that_share_an_engine_hold_a_slice_of_its_weights_and_of_keys_and_values():
-    two = replace(PAPER, engine=replace(PAPER.engine, num_slices=2, kv_cache_bytes=0))
-    one = replace(two, engine=replace(two.engine, num_slices=1))
-    whole, slices = ({part.name: part for part in plan_memory(qwen_math7b(), run).allocations} for run in (one, two))
-    for name in ("engine weights", "keys and values"):
-        assert slices[name].generate * 2 == whole[name].generate > 0
-    assert slices["weights"] == whole["weights"]
-
-
 def test_the_engine_check_is_a_phase_without_gradients_beside_an_engine_that_is_awake():
     plan = plan_memory(qwen_math7b(), PAPER)
     parts = {part.name: part for part in plan.allocations}

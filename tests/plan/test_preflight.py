@@ -32,22 +32,8 @@ def test_a_run_that_can_work_prints_its_plan_and_returns_0(tmp_path, capsys):
     # A terminal of 80 columns shows the table whole.
     table = printed[: printed.index("in the machine's memory")].splitlines()[2:]
     assert max(len(line.rstrip()) for line in table) <= 80
-    # 20 rollouts of 16 prompts, four mini-batches each, 8 completions of at most 8 tokens a prompt
-    assert row(printed, "optimizer steps") == ["80"]
-    assert row(printed, "completions sampled") == ["2,560"]
-    assert row(printed, "tokens sampled, at most") == ["20,480"]
-    # before step 1, after steps 10 and 20
-    assert row(printed, "validation passes") == ["3"]
     assert "error" not in printed
     assert float(row(printed, "a step")[0]) > 0
-
-
-def test_dynamic_sampling_may_sample_more(tmp_path, capsys):
-    options = ("algo=dapo", "prompts_per_minibatch=4")
-    assert preflight(composed("model=tiny", "engine=transformers", "callbacks=none", *options), tmp_path) == 0
-    printed = capsys.readouterr().out
-    # ten rounds of 16 prompts, if no group is mixed
-    assert row(printed, "completions sampled, at most") == ["25,600"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
@@ -62,7 +48,6 @@ def test_everything_wrong_is_listed_at_once_and_the_plan_is_made_all_the_same(tm
     assert "weights 3.55 3.55 3.55 3.55" in printed  # 4·7,615,616,512/8 bytes
     assert "gradients · · 3.55 ·" in printed
     assert "loading: 29.04 GiB the first process, 2.70 GiB each other; from then on 0.87 GiB a process" in printed
-    assert "validation passes" in printed
     assert "error: the trainer asks for 8 GPUs" in printed
     assert "error: prompts_per_minibatch is 4" in printed
 
@@ -85,12 +70,11 @@ def test_what_runs_on_eight_gpus_by_default_fits(sizes, overrides, tmp_path):
     assert plan.memory.total("update") <= plan.memory.peak <= 0.9 * 80e9
 
 
-def test_a_model_that_cannot_be_had_is_one_line_and_the_rest_is_still_said(tmp_path, capsys):
-    cfg = composed("model=tiny", "model.path=/no/such/model", "model.config=null", "engine=transformers")
-    assert preflight(cfg, tmp_path) == 1
-    printed = capsys.readouterr().out
-    assert row(printed, "rollouts") == ["20"]
-    assert len([line for line in printed.splitlines() if line.startswith("error: model.path=/no/such/model")]) == 1
+def test_a_model_that_cannot_be_had_is_one_line_and_the_rest_is_still_checked(tmp_path, capsys):
+    missing = ("model=tiny", "model.path=/no/such/model", "model.config=null", "engine=transformers")
+    assert preflight(composed(*missing, "trainer=fsdp_cpu2", "prompts_per_minibatch=1"), tmp_path) == 1
+    errors = [line for line in capsys.readouterr().out.splitlines() if line.startswith("error: ")]
+    assert all(words in error for words, error in zip(("model.path=/no/such", "minibatch is 1"), errors, strict=True))
 
 
 def test_snapshots_and_the_best_checkpoint_need_room_on_the_disk(tmp_path, monkeypatch):

@@ -85,12 +85,10 @@ def test_dynamic_sampling_samples_more_than_it_trains_on(settings):
     assert (step.num_sampled, decoding_steps(PAPER, step)) == (1024, 3200 + 736)
 
 
-def test_transformers_decodes_batch_by_batch_and_slices_share_their_completions(settings):
+def test_transformers_decodes_batch_by_batch(settings):
     step = workload_of(settings, EXPECTED, 8)
     plain = replace(PAPER, engine=replace(PAPER.engine, name="transformers"))
     assert decoding_steps(plain, step) == 2 * 1536
-    sliced = replace(PAPER, engine=replace(PAPER.engine, num_slices=2))
-    assert decoding_steps(sliced, step) == 3200 + 736
 
 
 @pytest.mark.parametrize("wrong", [{"prompt_tokens": 0}, {"updated_share": 1.1}, {"kept_share": 0}])

@@ -12,7 +12,7 @@ from apo_lightning.evaluation.loading import write_record
 from apo_lightning.evaluation.progress import Progress
 from apo_lightning.run.choices import typed_overrides
 from apo_lightning.run.evaluated_policy import find_evaluated_policy
-from apo_lightning.run.stages import Stage
+from apo_lightning.run.trained import Stage
 
 
 def cover(cfg: DictConfig) -> CoverageResult:

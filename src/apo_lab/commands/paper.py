@@ -1,4 +1,4 @@
-"""`apo paper plan | status | run | report`: everything that the paper's tables and figures are made of."""
+"""`apo paper status | run | report`: everything that the paper's tables and figures are made of."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -18,27 +18,10 @@ def paper(cfg: DictConfig) -> None:
     Raises:
         ConfigError: there is no such action, a cell cannot be composed, or cells failed.
     """
-    actions = {"plan": _plan, "status": _status, "run": _run, "report": _report}
+    actions = {"status": _status, "run": _run, "report": _report}
     if cfg.action not in actions:
         raise ConfigError(f"action is {cfg.action}: choose one of {', '.join(actions)}")
     actions[cfg.action](cfg, list_cells(cfg))
-
-
-def _plan(cfg: DictConfig, cells: Sequence[Cell]) -> None:
-    """Print the GPU-hours of every cell and their sum."""
-    from apo_lab.paper.costs import hours_of_cells
-
-    hours = hours_of_cells(cells, cfg.plan_overrides)
-    table = _table("GPU-hours", "reads")
-    for cell in cells:
-        found = hours[cell.name]
-        needs = cell.needs.name if cell.needs else ""
-        table.add_row(cell.name, "unknown" if isinstance(found, str) else _hours(found), needs)
-    show(table)
-    known = [found for found in hours.values() if not isinstance(found, str)]
-    say(f"{len(cells)} cells, {_hours(sum(known))} GPU-hours; {len(cells) - len(known)} unknown")
-    for reason, count in Counter(found for found in hours.values() if isinstance(found, str)).items():
-        say(f"unknown of {count}: {reason}")
 
 
 def _status(cfg: DictConfig, cells: Sequence[Cell]) -> None:
@@ -93,14 +76,9 @@ def _counted(counts: Counter[str]) -> str:
     return f"{', '.join(f'{counts[state]} {state}' for state in states if counts[state])} of {counts.total()} cells"
 
 
-def _hours(value: float) -> str:
-    """Three digits: `0.0317`, `44.3`, `1,402`."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
     table.add_column("cell", no_wrap=True)
     for name in columns:
-        table.add_column(name, no_wrap=True, justify="right" if name == "GPU-hours" else "left")
+        table.add_column(name, no_wrap=True)
     return table

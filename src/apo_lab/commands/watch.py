@@ -41,9 +41,9 @@ FILE = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
 
 def watch(arguments: Sequence[str]) -> None:
     """Serve the page of a run until Ctrl-C; raises `ConfigError` if there is no such run or the port is taken."""
-    parser = argparse.ArgumentParser(prog="apo watch")
-    parser.add_argument("folder", nargs="?", type=Path)
-    parser.add_argument("--port", type=int, default=8123)
+    parser = argparse.ArgumentParser(prog="apo watch", description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, help="of a run; by default the newest one below outputs/")
+    parser.add_argument("--port", type=int, default=8123, help="0: any free one")
     given = parser.parse_args(arguments)
     folder = newest_run(ROOT) if given.folder is None else given.folder
     with serve(folder, given.port) as server:

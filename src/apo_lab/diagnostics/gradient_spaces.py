@@ -20,7 +20,6 @@ from apo_lab.statistics.gradient_geometry import (
     picks_of,
     split_half,
 )
-from apo_lightning.callbacks import REF_PROB_BUCKETS
 from apo_lightning.common.hashing import hash64
 from apo_lightning.distributed.gathering import from_all_ranks, items_of_all_ranks
 from apo_lightning.logprobs import token_statistics
@@ -34,6 +33,7 @@ from apo_lightning.step.settings import StepSettings
 from apo_lightning.step.table import StepTable
 from apo_lightning.types import StepOutput, TokenStatistics
 
+REF_PROB_BUCKETS = ((0.0, 0.01), (0.01, 0.1), (0.1, 0.5), (0.5, 0.9), (0.9, 1.0))
 SPACES = ("logits", "head", "params")
 OBJECTIVES = ("anchors", "support")
 """Σ w·Π_S and Σ w·Π_{T_K} over tokens with A < 0."""

@@ -92,7 +92,7 @@ class RecoveryTracker(StepCallback):
         """Choose K."""
         self.anchor_size = measured_anchor_size(self.given_size, loss)
         self.plan = replace(self.plan, anchor_size=self.anchor_size)
-        self.probe_needs = Needs(anchor_size=2 * self.anchor_size)
+        self.needs = Needs(reference_model=True)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Sequence[Prompt], batch_idx: int

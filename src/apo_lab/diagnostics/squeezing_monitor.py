@@ -47,7 +47,7 @@ class SqueezingMonitor(StepCallback):
     def prepare(self, loss: PolicyLoss | None) -> None:
         """Choose K."""
         self.anchor_size = measured_anchor_size(self.given_size, loss)
-        self.probe_needs = Needs(anchor_size=self.anchor_size)
+        self.needs = Needs(reference_model=True)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Take the run's seed, which decides the sample."""

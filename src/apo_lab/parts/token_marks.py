@@ -8,8 +8,8 @@ from apo_lab.losses.covariance import CovarianceGRPO
 from apo_lab.losses.minibatch_tokens import MinibatchTokens
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.rollout.collector import sample_seed
-from apo_lightning.step.minibatch_plan import StepPlan
 from apo_lightning.step.part import Part, Setup
+from apo_lightning.step.plan import StepPlan
 from apo_lightning.step.table import StepTable
 from apo_lightning.types import Advantages
 

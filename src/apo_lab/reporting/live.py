@@ -35,7 +35,7 @@ MOST_POINTS = 400
 NUM_COMPLETIONS = 6
 RECENT_STEPS = 10
 """Steps over which the times of the phases are averaged."""
-FILES = ("metrics.csv", "summary.json", "curves.png", "run.log", ".hydra/config.yaml")
+FILES = ("metrics.csv", "summary.json", "run.log", ".hydra/config.yaml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

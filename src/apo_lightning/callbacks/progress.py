@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import lightning.pytorch as pl
 
 from apo_lightning.callbacks.step_callback import StepCallback
+from apo_lightning.common.console import say
 from apo_lightning.common.formatting import duration, number
 from apo_lightning.types import StepOutput, ValidationOutput
 
@@ -17,14 +18,9 @@ class ProgressDisplay(StepCallback):
     """Prints one line per step, 80 columns wide, and one per held-out set; the same on a terminal and in a file."""
 
     def __init__(self) -> None:
-        self._is_shown = False
         self._first_step = 0
         self._started = time.monotonic()
         self._num_lines = 0
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Only the first rank prints."""
-        self._is_shown = trainer.is_global_zero
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clock of the remaining time at the current step, which is above 0 after a resume."""
@@ -36,17 +32,13 @@ class ProgressDisplay(StepCallback):
         seconds_per_step = (time.monotonic() - self._started) / (step.step - self._first_step)
         line = cells(step, seconds_left=seconds_per_step * (step.max_steps - step.step))
         if self._num_lines % STEPS_PER_HEADER == 0:
-            self._print(aligned(line))
-        self._print(aligned(line.values()))
+            say(aligned(line))
+        say(aligned(line.values()))
         self._num_lines += 1
 
     def on_validated(self, output: ValidationOutput) -> None:
         """Print the result of a held-out set."""
-        self._print(held_out_line(output))
-
-    def _print(self, line: str) -> None:
-        if self._is_shown:
-            print(line, flush=True)
+        say(held_out_line(output))
 
 
 def cells(step: StepOutput, seconds_left: float) -> dict[str, str]:
@@ -80,17 +72,17 @@ def aligned(line: Iterable[str]) -> str:
 
 
 def held_out_line(output: ValidationOutput) -> str:
-    """One validation pass over one held-out set, in plain ASCII.
+    """`held-out arithmetic at step 10: pass@1 0.412, pass@4 0.688 (256 problems)`.
 
-    Example: `held-out arithmetic at step 10: pass@1 0.412, pass@4 0.688 (256 problems)`; where the verifier failed,
-    `(256 problems, 2 completions could not be judged)`.
+    Where the verifier failed, `(256 problems, 2 completions could not be judged)`.
     """
     prefix = f"val/{output.name}/"
-    scores = ", ".join(
+    scores = [
         f"{key.removeprefix(prefix)} {number(value)}"
         for key, value in output.metrics.items()
         if key.startswith(prefix + "pass@")
-    )
+    ]
     num_errors = output.rollouts.verdict_counts["error"]
     errors = f", {num_errors} completions could not be judged" if num_errors else ""
-    return f"held-out {output.name} at step {output.step}: {scores} ({len(output.rollouts.prompts)} problems{errors})"
+    problems = f"({len(output.rollouts.prompts)} problems{errors})"
+    return f"held-out {output.name} at step {output.step}: {', '.join(scores)} {problems}"

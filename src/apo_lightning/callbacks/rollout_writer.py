@@ -53,7 +53,6 @@ def completion_lines(step: StepOutput) -> list[dict[str, Any]]:
     over lines with an entropy is biased towards completions that the algorithm selects; the step's is `train/entropy`.
     """
     rollouts, tokens = step.rollouts, step.tokens
-    keep = step.advantages.keep.flatten().tolist()
     values = {
         "advantage": tokens.advantages,
         "mean_surprisal": -tokens.rollout_logprobs,
@@ -61,40 +60,35 @@ def completion_lines(step: StepOutput) -> list[dict[str, Any]]:
         "mean_max_prob": tokens.max_prob,
         "mean_logprob": tokens.old_logprobs,
     }
-    means = {name: completion_means(per_token, tokens.sequence_ids, len(keep)) for name, per_token in values.items()}
-    num_scored = tokens.is_scored.new_zeros(len(keep), dtype=torch.long).index_add_(
-        0, tokens.sequence_ids, tokens.is_scored.long()
-    )
-    scored = (num_scored > 0).tolist()
+    num_completions = len(rollouts.completions)
+    means = {name: completion_means(value, tokens.sequence_ids, num_completions) for name, value in values.items()}
+    keep = step.advantages.keep.flatten().tolist()
+    scored = set(tokens.sequence_ids[tokens.is_scored].tolist())
     lines = []
-    for index, (completion, text, verdict) in enumerate(
-        zip(rollouts.completions, rollouts.texts, rollouts.verdicts, strict=True)
-    ):
+    for index, (completion, verdict) in enumerate(zip(rollouts.completions, rollouts.verdicts, strict=True)):
         prompt = rollouts.prompts[index // rollouts.group_size]
-        lines.append(
-            {
-                "step": step.step,
-                "prompt_id": prompt.id,
-                "sample": index % rollouts.group_size,
-                "problem": prompt.problem,
-                "prompt": prompt.text,
-                "completion": text,
-                "answer": prompt.answer,
-                "extracted": verdict.extracted,
-                "status": verdict.status,
-                "reward": verdict.reward,
-                "kept": keep[index],
-                "num_tokens": len(completion.token_ids),
-                "finish_reason": completion.finish_reason,
-                "scored": scored[index],
-                **({"rewards": verdict.rewards} if verdict.rewards else {}),
-                **({"extra": verdict.extra} if verdict.extra else {}),
-            }
-            | {
-                name: math.nan if scored[index] == "no" and name in OF_SCORED else round(of_completions[index], 6)
-                for name, of_completions in means.items()
-            }
-        )
+        line = {
+            "step": step.step,
+            "prompt_id": prompt.id,
+            "sample": index % rollouts.group_size,
+            "problem": prompt.problem,
+            "prompt": prompt.text,
+            "completion": rollouts.texts[index],
+            "answer": prompt.answer,
+            "extracted": verdict.extracted,
+            "status": verdict.status,
+            "reward": verdict.reward,
+            "kept": keep[index],
+            "num_tokens": len(completion.token_ids),
+            "finish_reason": completion.finish_reason,
+            "scored": index in scored,
+        }
+        line |= {"rewards": verdict.rewards} if verdict.rewards else {}
+        line |= {"extra": verdict.extra} if verdict.extra else {}
+        for name, of_completions in means.items():
+            is_unknown = index not in scored and name in OF_SCORED
+            line[name] = math.nan if is_unknown else round(of_completions[index], 6)
+        lines.append(line)
     return lines
 
 

@@ -20,9 +20,8 @@ class StepCallback(pl.Callback):
     Attributes:
         needs: values that the callback reads in addition to log-probs, entropy and max-prob of the updated tokens. At
             due steps the module computes them for *all* response tokens, in an extra pass without gradients if the loss
-            does not need them. Without a need, values of tokens outside the update are NaN, except in the sampled
-            subset of completions (`scored_fraction`).
-        probe_needs: reference values that `probe` asks for, so that the run keeps a reference; no pass over the step.
+            does not need them. Without a need, values of tokens outside the update are NaN. For a reference that only
+            `probe` asks for: `Needs(reference_model=True)`, without a pass over the step.
         every_n_steps: the callback is due at the steps that this number divides.
 
     Example:
@@ -42,7 +41,6 @@ class StepCallback(pl.Callback):
     """
 
     needs: Needs = Needs()
-    probe_needs: Needs = Needs()
     every_n_steps: int = 1
 
     def prepare(self, loss: PolicyLoss) -> None:

@@ -2,8 +2,8 @@
 
 import json
 import math
+import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,23 +14,15 @@ from apo_lightning.errors import ConfigError, in_brief
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write `path` so that readers, and a crash, see either the old content or the new one."""
+    """Write `path` so that readers, and a crash, see either the old content or the new one.
+
+    Several processes may write the same content at once.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)  # in a folder from elsewhere it may be a link to any file
     partial.write_bytes(content)
     partial.replace(path)
-
-
-def write_once(path: Path, content: bytes) -> None:
-    """Write `path` atomically, unless it has this content. Several processes may write the same content at once."""
-    if path.is_file() and path.read_bytes() == content:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as folder:
-        partial = Path(folder) / path.name
-        partial.write_bytes(content)
-        partial.replace(path)
 
 
 def publish_folder(partial: Path, final: Path) -> None:

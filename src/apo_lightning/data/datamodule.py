@@ -9,7 +9,7 @@ import torch
 from lightning import LightningDataModule
 from transformers import PreTrainedTokenizerBase
 
-from apo_lightning.data.filtering import FilterReport, count_repeated
+from apo_lightning.data.filtering import FilterReport
 from apo_lightning.data.order import PromptOrder
 from apo_lightning.data.prompts import PromptTemplate, build_prompt
 from apo_lightning.data.rows import Row
@@ -34,8 +34,8 @@ class PromptBatches:
 class PromptDataModule(LightningDataModule):
     """All prompts of a run, tokenised once.
 
-    Every rank gets every batch whole; the trainer assigns prompts to ranks. A resumed run sets `steps_consumed`, its
-    position in the training stream, and continues with the next prompts.
+    Every rank gets every batch whole; the trainer assigns prompts to ranks. The stream of training prompts begins after
+    the trainer's `global_step`, so that a resumed run continues in it.
 
     Args:
         seed: of the run; determines the order.
@@ -63,14 +63,11 @@ class PromptDataModule(LightningDataModule):
         )
         self.prompts_per_step = prompts_per_step
         self.seed = seed
-        self.steps_consumed = 0
-        """Number of training steps whose prompts the trainer has taken."""
         self.train_prompts: list[Prompt] = []
         self.validation_prompts: dict[str, list[Prompt]] = {}
         """Held-out prompts by benchmark."""
         self.report: FilterReport | None = None
         """Counts of dropped training rows; None before `prepare`."""
-        self._repeated: list[str] = []
 
     def prepare(self) -> None:
         """Read, filter and tokenise; needs no model, and a second call does nothing.
@@ -80,21 +77,22 @@ class PromptDataModule(LightningDataModule):
         if self.report is not None:
             return
         problems, name = self.source.load(), self.source.name
-        self.train_prompts, num_too_long = self._fitting(self._prompts(problems.train, name))
+        training = self._prompts(problems.train, name)
+        self.train_prompts = self._fitting(training)
         held_out = {benchmark: self._prompts(rows, benchmark) for benchmark, rows in problems.validation.items()}
-        found = {benchmark: count_repeated(rows) for benchmark, rows in problems.validation.items()}
-        self._repeated = [f"in {benchmark} {line}" for benchmark, line in found.items() if line]
-        report = replace(problems.report, num_too_long=num_too_long, num_kept=len(self.train_prompts))
+        report = replace(problems.report, num_kept=len(self.train_prompts))
         if report.num_held_out:  # part of the training set, and filtered like it
-            held_out[name], num_dropped = self._fitting(held_out[name])
-            report = replace(report, num_too_long=num_too_long + num_dropped, num_held_out=len(held_out[name]))
+            held_out[name] = self._fitting(held_out[name])
+            report = replace(report, num_held_out=len(held_out[name]))
+        num_fitting = report.num_kept + report.num_held_out
+        report = replace(report, num_too_long=len(training) + problems.report.num_held_out - num_fitting)
         if not self.train_prompts:
             raise ConfigError(
                 f"{name} has no prompt left to train on (max_prompt_tokens={self.source.max_prompt_tokens}): {report}"
             )
         self._order()
         for prompt in itertools.chain(*held_out.values()):
-            if not self._fits(prompt):
+            if len(prompt.token_ids) > self.source.max_prompt_tokens:
                 raise ConfigError(
                     f"benchmark {prompt.source}, problem '{prompt.id}' has {len(prompt.token_ids)} prompt tokens, "
                     f"above max_prompt_tokens={self.source.max_prompt_tokens}: raise data.max_prompt_tokens, or "
@@ -118,48 +116,38 @@ class PromptDataModule(LightningDataModule):
         return [*itertools.chain(self.train_prompts, *self.validation_prompts.values())]
 
     def describe(self) -> str:
-        """One line for the log: numbers of training and held-out problems, of dropped rows and of repeated problems."""
+        """One line for the log: numbers of training and held-out problems and of dropped rows."""
         sizes = [f"{name} ({len(prompts)})" for name, prompts in self.validation_prompts.items()]
-        held_out = f"validation on {', '.join(sizes) or 'nothing'}"
-        return "; ".join([f"{self.source.name}: {self.report}", held_out, *self._repeated])
+        return f"{self.source.name}: {self.report}; validation on {', '.join(sizes) or 'nothing'}"
 
     def train_dataloader(self) -> PromptBatches:
-        """Endless training steps of `prompts_per_step` prompts, starting at `steps_consumed`."""
+        """Endless training steps of `prompts_per_step` prompts, starting after the trainer's `global_step`."""
         return PromptBatches(self._training_steps)
 
     def val_dataloader(self) -> list[PromptBatches]:
         """One loader per benchmark, in the order of `validation_prompts`."""
-        return [PromptBatches(partial(self._slices, prompts)) for prompts in self.validation_prompts.values()]
+        return [PromptBatches(partial(_slices, prompts)) for prompts in self.validation_prompts.values()]
 
     def transfer_batch_to_device(self, batch: list[Prompt], device: torch.device, dataloader_idx: int) -> list[Prompt]:
-        """Return the batch unchanged, and count it in training.
-
-        Lightning's own method would look for tensors inside the frozen records, and fail. It is called once per batch
-        that is about to run, never for a batch that was only prefetched.
-        """
-        if self.trainer is not None and self.trainer.training:
-            self.steps_consumed += 1
+        """Return the batch: Lightning's own method would look for tensors inside the frozen records, and fail."""
         return batch
 
     def _prompts(self, rows: Sequence[Row], source: str) -> list[Prompt]:
         return [build_prompt(row, self.tokenizer, self.template, source=source) for row in rows]
 
-    def _fits(self, prompt: Prompt) -> bool:
-        return len(prompt.token_ids) <= self.source.max_prompt_tokens
-
-    def _fitting(self, prompts: list[Prompt]) -> tuple[list[Prompt], int]:
-        """The prompts that are short enough, and the number of the others."""
-        fitting = [prompt for prompt in prompts if self._fits(prompt)]
-        return fitting, len(prompts) - len(fitting)
+    def _fitting(self, prompts: list[Prompt]) -> list[Prompt]:
+        return [prompt for prompt in prompts if len(prompt.token_ids) <= self.source.max_prompt_tokens]
 
     def _order(self) -> PromptOrder:
         ids = [prompt.id for prompt in self.train_prompts]
         return PromptOrder(ids=ids, prompts_per_step=self.prompts_per_step, seed=self.seed)
 
     def _training_steps(self) -> Iterator[list[Prompt]]:
-        for step in self._order().steps(start=self.steps_consumed):
+        start = 0 if self.trainer is None else self.trainer.global_step
+        for step in self._order().steps(start):
             yield [self.train_prompts[i] for i in step]
 
-    def _slices(self, prompts: list[Prompt]) -> Iterator[list[Prompt]]:
-        size = PROMPTS_PER_VALIDATION_BATCH
-        return (prompts[i : i + size] for i in range(0, len(prompts), size))
+
+def _slices(prompts: list[Prompt]) -> Iterator[list[Prompt]]:
+    size = PROMPTS_PER_VALIDATION_BATCH
+    return (prompts[i : i + size] for i in range(0, len(prompts), size))

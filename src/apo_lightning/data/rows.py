@@ -99,18 +99,13 @@ def row_from_record(record: object, layout: RecordLayout, *, where: str, default
     )
 
 
-def layout_of_file(record: object, own: RecordLayout | None = None) -> RecordLayout:
-    r"""The layout of a local file, from its first record.
+def layout_of_file(record: object, own: RecordLayout | None) -> RecordLayout:
+    """The layout of a local file, from its first record.
 
-    The default columns if one of them has an answer; else `own`, that of the data set which the file may be a copy of;
-    else MATH's, if `solution` contains a box.
+    The default columns if one of them has an answer; else `own`, that of the data set which the file may be a copy of.
     """
-    if not isinstance(record, Mapping) or any(_value(record, column) is not None for column in ANSWER_COLUMNS):
-        return RecordLayout()
-    if own is not None:
-        return own
-    is_boxed = last_boxed(str(record.get("solution"))) is not None
-    return RecordLayout(answer_column="solution", answer_is_boxed=True) if is_boxed else RecordLayout()
+    has_answer = isinstance(record, Mapping) and any(_value(record, name) is not None for name in ANSWER_COLUMNS)
+    return RecordLayout() if own is None or has_answer else own
 
 
 def require_unique_ids(rows: Sequence[Row], where: str) -> None:

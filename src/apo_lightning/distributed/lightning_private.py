@@ -1,8 +1,6 @@
 """All uses of Lightning's private interface; `tests/test_private_doors.py` checks that it exists."""
 
-import subprocess
 from dataclasses import fields
-from typing import Any
 
 import lightning.pytorch as pl
 
@@ -29,9 +27,3 @@ def set_finished_steps(trainer: pl.Trainer, steps: int) -> None:
     state = loop.on_save_checkpoint()
     assert STEPPED in state, f"Lightning's loop has no {STEPPED}, only {', '.join(state)}"
     loop.on_load_checkpoint(state | {STEPPED: steps})
-
-
-def launched_processes(trainer: pl.Trainer) -> list[subprocess.Popen[bytes]]:
-    """Lightning's own list of the processes that its launcher started; it stops watching those that are removed."""
-    launcher: Any = trainer.strategy.launcher
-    return [] if launcher is None else launcher.procs

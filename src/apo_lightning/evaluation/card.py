@@ -7,7 +7,7 @@ from rich.table import Table
 
 from apo_lightning.common.files import write_atomically
 from apo_lightning.evaluation.loading import write_record
-from apo_lightning.evaluation.records import Estimate, EvaluationResult, ModelCard
+from apo_lightning.evaluation.records import Estimate, EvaluationResult
 from apo_lightning.evaluation.results import SHARES
 from apo_lightning.types import VerdictStatus
 
@@ -24,47 +24,23 @@ def write_card(folder: Path, result: EvaluationResult) -> None:
 
 
 def card(result: EvaluationResult) -> str:
-    """Metrics, policy, problems, sampling settings and versions, as Markdown."""
+    """Metrics with their intervals and what they were measured on, as Markdown. `results.json` has all settings."""
     model, data, settings = result.model, result.data, result.settings
+    trained = "" if model.algo is None else f", trained by {model.algo} ({' '.join(model.overrides) or 'defaults'})"
+    verdicts = ", ".join(f"{count} {status}" for status, count in result.verdicts.items())
     lines = [f"# {model.name} on {result.benchmark}", ""]
     lines += [f"> **Look out:** {warning}." for warning in warnings(result)]
     lines += ["", "| metric | value | 95 % interval |", "|---|--:|--:|"]
     lines += [f"| {name} | {shown(name, e.value)} | {interval(name, e)} |" for name, e in result.metrics.items()]
-    num_samples = sum(result.verdicts.values())
-    rows = {
-        "policy": f"{model.path or 'random weights'}, weights sha256 `{model.weights_sha256[:16]}`, {model.dtype}",
-        "trained by": _training(model),
-        "problems": f"{data.num_problems} of {data.num_available}, {data.source}, sha256 `{data.sha256[:16]}`",
-        "samples": f"{num_samples} ({settings.num_samples} a problem), {result.num_tokens} tokens",
-        "sampling": f"temperature {settings.temperature:g}, top-p {settings.top_p:g}, at most "
-        f"{settings.max_completion_tokens} tokens, seed {settings.seed}, batches of {settings.samples_per_batch}",
-        "engine, reward": f"{settings.engine}, {settings.reward}",
-        "verdicts": ", ".join(f"{count} {status}" for status, count in result.verdicts.items()),
-        "truncated": f"{result.num_truncated} ({result.num_truncated / num_samples:.1%})",
-        "versions": ", ".join(f"{name} {version}" for name, version in result.versions.items() if version),
-    }
-    lines += ["", "| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())]
-    lines += ["", "The prompt, `{problem}` standing for the problem:", "", "```text", settings.prompt, "```", ""]
-    lines += [f"- {name}: {note}" for name, note in result.notes.items()]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def in_one_line(result: EvaluationResult) -> str:
-    """Shares of solved problems with their intervals, for the model card of an export."""
-    n = result.settings.num_samples
-    estimates = {name: result.metrics[name] for name in dict.fromkeys(("pass@1", f"pass@{n}", f"maj@{n}"))}
-    values = ", ".join(f"{name} {shown(name, e.value)} {interval(name, e)}" for name, e in estimates.items())
-    return (
-        f"{result.benchmark}, {result.data.num_problems} problems × {n} samples at temperature "
-        f"{result.settings.temperature:g}: {values} (95 % intervals over problems)"
-    )
-
-
-def _training(model: ModelCard) -> str:
-    if model.algo is None:
-        return "not trained here" if model.step is None else f"nothing yet: what {model.run} began as"
-    at = "" if model.step is None else f", step {model.step}"
-    return f"{model.algo} ({' '.join(model.overrides) or 'defaults'}){at}"
+    lines += [
+        "",
+        f"{data.num_problems} of {data.num_available} problems ({data.source}), {settings.num_samples} samples each, "
+        f"at temperature {settings.temperature:g}, top-p {settings.top_p:g} and at most "
+        f"{settings.max_completion_tokens} tokens: {verdicts}.",
+        "",
+        f"Weights {model.path or 'at random'}, sha256 `{model.weights_sha256[:16]}`{trained}.",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def warnings(result: EvaluationResult) -> list[str]:

@@ -1,8 +1,6 @@
 """Sentence embeddings for the semantic similarity of completions."""
 
-import importlib.util
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from jaxtyping import Float
@@ -10,7 +8,7 @@ from torch import Tensor
 
 from apo_lightning.errors import ConfigError, in_brief
 from apo_lightning.metrics.diversity import Encoder
-from apo_lightning.model.spec import PACKAGE_PREFIX, inside_package
+from apo_lightning.model.spec import inside_package
 
 
 def sentence_encoder(path: str) -> Encoder:
@@ -26,18 +24,15 @@ def sentence_encoder(path: str) -> Encoder:
     Raises:
         ConfigError: sentence-transformers or the model is not on this machine.
     """
-    if importlib.util.find_spec("sentence_transformers") is None:
+    # The import takes seconds, and few evaluations need it.
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
         raise ConfigError(
             "semantic similarity needs sentence-transformers, which is not installed: "
             "pip install 'apo-lightning[diversity]'"
-        )
+        ) from error
     location = inside_package(path, "encoder")
-    if location != path and not Path(location).is_dir():
-        package, _, inner = path.removeprefix(PACKAGE_PREFIX).partition("/")
-        raise ConfigError(f"the sentence encoder {path}: the Python package {package} has no folder {inner}")
-    # The import takes seconds, and few evaluations need it.
-    from sentence_transformers import SentenceTransformer
-
     try:
         model: Any = SentenceTransformer(location, device="cpu")
     except (OSError, ValueError) as error:

@@ -1,75 +1,54 @@
-"""Progress of an evaluation: one changing line on a terminal, occasional lines elsewhere."""
+"""Progress of an evaluation: a line every ten seconds, and one at the end."""
 
 import math
 import time
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
-
+from apo_lightning.common.console import say
 from apo_lightning.common.formatting import duration
 
 SECONDS_BETWEEN_LINES = 10.0
-"""Time between two printed lines where there is no terminal."""
 
 
 class Progress:
-    """Work done, tokens/s and time left: a line that changes on a terminal, and is printed every ten seconds elsewhere.
+    """Prints work done, tokens/s and time left.
 
     Args:
         what: the beginning of the line.
         unit: of the work.
-        is_shown: False on all ranks but the first.
+        is_shown: False prints nothing.
     """
 
     def __init__(self, what: str, unit: str, *, is_shown: bool = True) -> None:
         self._what, self._unit, self._is_shown = what, unit, is_shown
-        self._console = Console(highlight=False)
-        self._live: Live | None = None
         self._started = self._last = time.monotonic()
-        self._first = self._done = self._total = self._tokens = 0
-        self._notes: Sequence[str] = ()
-        self._printed = ""
+        self._first = 0
+        self._line = ""
 
     def __enter__(self) -> "Progress":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Leave the last state on the terminal and release it."""
-        live, self._live = self._live, None
-        if live is not None:
-            live.stop()
-        if self._is_shown:
-            self._print()
+        """Print the last state, unless it is on the terminal already."""
+        if self._line and self._is_shown:
+            say(self._line)
 
     def start(self, done: int, total: int) -> None:
-        """Show the line, with `done` of `total` finished earlier."""
-        self._first, self._done, self._total = done, done, total
-        self._started = self._last = time.monotonic()
-        if self._is_shown and self._console.is_terminal:
-            self._live = Live(get_renderable=self._line, console=self._console, refresh_per_second=4, transient=True)
-            self._live.start()
+        """Start the clock, with `done` of `total` finished earlier."""
+        self._first, self._started = done, time.monotonic()
+        self.advance(done, total, num_tokens=0)
 
     def advance(self, done: int, total: int, num_tokens: int, notes: Sequence[str] = ()) -> None:
-        """Update the line after `done` of `total`, which took `num_tokens` tokens since the start."""
-        self._done, self._total, self._tokens, self._notes = done, total, num_tokens, notes
+        """Update the state: `done` of `total`, which took `num_tokens` tokens since the start."""
         now = time.monotonic()
-        if self._is_shown and self._live is None and now - self._last >= SECONDS_BETWEEN_LINES:
-            self._last = now
-            self._print()
-
-    def _print(self) -> None:
-        line = self._line()
-        if line.plain != self._printed:
-            self._console.print(line, soft_wrap=True)
-        self._printed = line.plain
-
-    def _line(self) -> Text:
-        elapsed, new = time.monotonic() - self._started, self._done - self._first
-        left = elapsed / new * (self._total - self._done) if new else math.nan
-        parts = [f"{self._what}{self._done:,}/{self._total:,} {self._unit}", *self._notes]
+        elapsed, new = now - self._started, done - self._first
+        parts = [f"{self._what}{done:,}/{total:,} {self._unit}", *notes]
         if new:
-            parts.append(f"{self._tokens / max(elapsed, 1e-9):.0f} tokens/s")
-        parts.append(f"{duration(elapsed)} elapsed" if self._done == self._total else f"{duration(left)} left")
-        return Text("  ".join(parts), no_wrap=True, overflow="ellipsis")
+            parts.append(f"{num_tokens / max(elapsed, 1e-9):.0f} tokens/s")
+        left = elapsed / new * (total - done) if new else math.nan
+        parts.append(f"{duration(elapsed)} elapsed" if done == total else f"{duration(left)} left")
+        self._line = "  ".join(parts)
+        if self._is_shown and now - self._last >= SECONDS_BETWEEN_LINES:
+            self._last = now
+            say(self._line)
+            self._line = ""

@@ -3,13 +3,19 @@
 Prompt → Completion + Verdict → Sample → EvaluationResult
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import BeforeValidator
 
 from apo_lightning.types import FinishReason, VerdictStatus
 
 SCHEMA_VERSION = 3
 """Version of `results.json`; newer versions are refused when read."""
+Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+"""JSON has no NaN: it is null in a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +51,9 @@ class Sample:
 class Estimate:
     """A number and its 95 % confidence interval over problems."""
 
-    value: float
-    low: float
-    high: float
+    value: Number
+    low: Number
+    high: Number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +151,7 @@ class EvaluationResult:
     """The whole curve: entry k − 1 is pass@k."""
     problems: tuple[ProblemCount, ...]
     """Counts of each problem, in the benchmark's order."""
-    by_problem: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    by_problem: Mapping[str, tuple[Number, ...]] = field(default_factory=dict)
     """Each problem's value of every metric but pass@k, in that order; needed for the interval of a mean over training
     seeds. Empty: schema 1."""
     notes: Mapping[str, str] = field(default_factory=dict)

@@ -148,16 +148,11 @@ def answer_classes(answers: Iterable[tuple[str | None, VerdictStatus]]) -> list[
         elif answer is None:
             classes.append(NO_VOTE)
         else:
-            classes.append(_class_of(answer, wrong))
+            if answer not in wrong:
+                equals = (number for other, number in wrong.items() if equal(other, answer))
+                wrong[answer] = next(equals, len(set(wrong.values())) + 1)
+            classes.append(wrong[answer])
     return classes
-
-
-def _class_of(answer: str, wrong: dict[str, int]) -> int:
-    """The class of a wrong answer: that of an equal one, or a new one."""
-    if answer not in wrong:
-        equals = (number for other, number in wrong.items() if equal(other, answer))
-        wrong[answer] = next(equals, len(set(wrong.values())) + 1)
-    return wrong[answer]
 
 
 def _sample_means(problems: Mapping[str, Sequence[Sample]]) -> dict[str, Float[Tensor, "problems"]]:

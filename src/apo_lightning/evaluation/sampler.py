@@ -1,10 +1,8 @@
 """Sampling of a benchmark on all ranks: engine → verifier and statistics → `samples.jsonl`."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from apo_lightning.common.console import say
 from apo_lightning.distributed.gathering import from_all_ranks, items_of_all_ranks
@@ -20,7 +18,7 @@ from apo_lightning.rewards.verdicts import check_error_rate
 from apo_lightning.rollout.collector import sample_seed, samples_of
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.weight_sync import check_policy_version
-from apo_lightning.types import Completion, GenerationRequest, Prompt, Verdict
+from apo_lightning.types import Completion, GenerationRequest, Prompt
 
 
 def plan_samples(prompts: Sequence[Prompt], num_samples: int, run_seed: int, benchmark: str) -> list[PlannedSample]:
@@ -32,16 +30,11 @@ def plan_samples(prompts: Sequence[Prompt], num_samples: int, run_seed: int, ben
     ]
 
 
-_Batch = tuple[Sequence[Mapping[str, Any]], Future[list[Verdict]]]
-"""The fields of each `Sample` that do not depend on its verdict, and the verdicts, which may still be pending."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
     """Draws the samples that a `SamplesFile` still lacks.
 
-    In a round every rank samples one batch, and the first rank writes all of them in the order of the plan. The engine
-    samples the next batch while the verifier works on the previous one.
+    In a round every rank samples and scores one batch, and the first rank writes all of them in the order of the plan.
 
     Attributes:
         engine: holds the weights of `policy`.
@@ -66,7 +59,7 @@ class Sampler:
     policy_version: int = 1
 
     def fill(self, file: SamplesFile, reward: Reward, *, benchmark: str, max_completion_tokens: int) -> None:
-        """Sample, verify (in a thread) and write until the file holds its whole plan.
+        """Sample, verify and write until the file holds its whole plan.
 
         Raises:
             ConfigError: the file belongs to another evaluation.
@@ -74,101 +67,82 @@ class Sampler:
             StaleWeightsError: the engine has received other weights.
         """
         [done, *_] = from_all_ranks(file.open() if self.rank == 0 else 0)
-        total, new, counts = len(file.plan), 0, Counter[str]()
+        total, size, counts = len(file.plan), file.samples_per_batch, Counter[str]()
         if done and self.rank == 0:
             say(f"{benchmark}: {done} of {total} samples exist already")
         with Progress(f"{benchmark}: ", "samples", is_shown=self.rank == 0 and done < total) as progress:
             progress.start(done, total)
-            for samples in self._batches(file, done, reward, benchmark, max_completion_tokens):
+            for start in range(done, total, size * self.world_size):
+                first = start + self.rank * size  # beyond the plan where the last round has fewer batches than ranks
+                own = self._samples(file.plan[first : first + size], reward, benchmark, max_completion_tokens)
+                samples = items_of_all_ranks(own)
                 if self.rank == 0:
                     file.append(samples)
-                new += len(samples)
+                counts["samples"] += len(samples)
                 counts["tokens"] += sum(sample.num_tokens for sample in samples)
                 counts["correct"] += sum(sample.status == "correct" for sample in samples)
                 counts["truncated"] += sum(sample.finish_reason == "length" for sample in samples)
-                notes = [f"{counts[name] / new:.1%} {name}" for name in ("correct", "truncated")]
-                progress.advance(done + new, total, counts["tokens"], notes)
+                notes = [f"{counts[name] / counts['samples']:.1%} {name}" for name in ("correct", "truncated")]
+                progress.advance(done + counts["samples"], total, counts["tokens"], notes)
 
-    def _batches(
-        self, file: SamplesFile, done: int, reward: Reward, benchmark: str, max_completion_tokens: int
-    ) -> Iterator[list[Sample]]:
-        """The samples of all ranks, round by round."""
-        previous: _Batch | None = None
-        # One thread: a reward need not be thread-safe.
-        with ThreadPoolExecutor(max_workers=1) as verifier:
-            # One batch per round; empty where the last round has fewer batches than ranks.
-            for start in range(done, len(file.plan), file.samples_per_batch * self.world_size):
-                first = start + self.rank * file.samples_per_batch
-                planned = file.plan[first : first + file.samples_per_batch]
-                completions = self._sample(planned, max_completion_tokens)
-                tokenizer, stops = self.policy.tokenizer, self.policy.stop_token_ids
-                texts = [completion_text(tokenizer, completion.token_ids, stops) for completion in completions]
-                token_ids = [completion.token_ids for completion in completions]
-                prompts = [sample.prompt for sample in planned]
-                samples = samples_of(reward, tokenizer, prompts, token_ids, texts, TrainerState())
-                verdicts = verifier.submit(score_samples, reward, samples)
-                fields = self._fields(planned, completions, texts)
-                if previous is not None:
-                    yield _judged(previous, benchmark)
-                previous = fields, verdicts
-            if previous is not None:
-                yield _judged(previous, benchmark)
-
-    def _sample(self, batch: Sequence[PlannedSample], max_completion_tokens: int) -> list[Completion]:
-        completions = self.engine.generate(
-            [
-                GenerationRequest(
-                    prompt_token_ids=planned.prompt.token_ids,
-                    seed=planned.seed,
-                    max_new_tokens=max_completion_tokens,
-                    temperature=self.temperature,
-                    top_p=self.top_p,
-                    stop_token_ids=self.policy.stop_token_ids,
-                )
-                for planned in batch
-            ]
-        )
-        check_policy_version(completions, self.policy_version)
-        return completions
-
-    def _fields(
-        self, planned: Sequence[PlannedSample], completions: Sequence[Completion], texts: Sequence[str]
-    ) -> list[dict[str, Any]]:
-        fields = [
-            {
-                "prompt_id": sample.prompt.id,
-                "sample": sample.sample,
-                "seed": sample.seed,
-                "finish_reason": completion.finish_reason,
-                "num_tokens": len(completion.token_ids),
-                "logprob": sum(completion.logprobs),
-                "text": text,
-            }
-            | dict.fromkeys((*POLICY_MEANS, *SUPPORT_MEANS))
-            for sample, completion, text in zip(planned, completions, texts, strict=True)
-        ]
+    def _samples(
+        self, planned: Sequence[PlannedSample], reward: Reward, benchmark: str, max_completion_tokens: int
+    ) -> list[Sample]:
+        """This rank's batch of a round, which may be empty; collective."""
+        prompts = [sample.prompt for sample in planned]
+        completions = self._completions(planned, max_completion_tokens)
+        tokenizer, token_ids = self.policy.tokenizer, [completion.token_ids for completion in completions]
+        texts = [completion_text(tokenizer, ids, self.policy.stop_token_ids) for ids in token_ids]
+        verdicts = score_samples(reward, samples_of(reward, tokenizer, prompts, token_ids, texts, TrainerState()))
+        check_error_rate(items_of_all_ranks(verdicts), of=f"a batch of {benchmark}")
+        means = [dict.fromkeys((*POLICY_MEANS, *SUPPORT_MEANS)) for _ in planned]
         if planned and (self.token_statistics or self.reference is not None):
-            means = completion_means(
+            found = completion_means(
                 self.policy,
-                [sample.prompt for sample in planned],
-                [completion.token_ids for completion in completions],
+                prompts,
+                token_ids,
                 temperature=self.temperature or 1.0,
                 tokens_per_microbatch=self.tokens_per_microbatch,
                 reference=self.reference,
                 anchor_size=self.anchor_size,
             )
-            names = POLICY_MEANS + SUPPORT_MEANS if self.token_statistics else SUPPORT_MEANS
-            for sample, own in zip(fields, means, strict=True):
-                sample |= {name: own[name] for name in names if name in own}
-        return fields
+            left_out = () if self.token_statistics else POLICY_MEANS
+            means = [
+                unknown | {name: value for name, value in known.items() if name not in left_out}
+                for unknown, known in zip(means, found, strict=True)
+            ]
+        return [
+            Sample(
+                prompt_id=sample.prompt.id,
+                sample=sample.sample,
+                seed=sample.seed,
+                status=verdict.status,
+                reward=verdict.reward,
+                extracted=verdict.extracted,
+                finish_reason=completion.finish_reason,
+                num_tokens=len(completion.token_ids),
+                logprob=sum(completion.logprobs),
+                text=text,
+                **of_tokens,
+            )
+            for sample, completion, text, verdict, of_tokens in zip(
+                planned, completions, texts, verdicts, means, strict=True
+            )
+        ]
 
-
-def _judged(batch: _Batch, benchmark: str) -> list[Sample]:
-    """The samples of all ranks with their verdicts; collective."""
-    verdicts = batch[1].result()
-    check_error_rate(items_of_all_ranks(verdicts), of=f"a batch of {benchmark}")
-    own = [
-        Sample(**fields, status=verdict.status, reward=verdict.reward, extracted=verdict.extracted)
-        for fields, verdict in zip(batch[0], verdicts, strict=True)
-    ]
-    return items_of_all_ranks(own)
+    def _completions(self, planned: Sequence[PlannedSample], max_completion_tokens: int) -> list[Completion]:
+        completions = self.engine.generate(
+            [
+                GenerationRequest(
+                    prompt_token_ids=sample.prompt.token_ids,
+                    seed=sample.seed,
+                    max_new_tokens=max_completion_tokens,
+                    temperature=self.temperature,
+                    top_p=self.top_p,
+                    stop_token_ids=self.policy.stop_token_ids,
+                )
+                for sample in planned
+            ]
+        )
+        check_policy_version(completions, self.policy_version)
+        return completions

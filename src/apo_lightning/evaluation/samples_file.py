@@ -5,7 +5,7 @@ import json
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -130,12 +130,7 @@ def read_samples(path: Path) -> list[Sample]:
 
 def parse_sample(line: bytes) -> Sample | None:
     """The sample in a line; None for an incomplete line or another record."""
-    if not line.endswith(b"\n"):
-        return None
     try:
-        record = json.loads(line)
-    except ValueError:
+        return Sample(**json.loads(line)) if line.endswith(b"\n") else None
+    except (ValueError, TypeError):
         return None
-    if not isinstance(record, dict) or record.keys() != {field.name for field in fields(Sample)}:
-        return None
-    return Sample(**record)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import AttentionInterface, PreTrainedModel, PreTrainedTokenizerBase
 
-from apo_lightning.common.files import write_once
+from apo_lightning.common.files import write_atomically
 from apo_lightning.common.hashing import hash64
 from apo_lightning.common.process_group import has_process_group, process_rank
 from apo_lightning.errors import ConfigError, in_brief
@@ -205,7 +205,8 @@ class Policy(nn.Module):
         cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         try:
             folder = Path(cache).expanduser() / "apo-lightning" / "architectures" / hash64(config).hex()
-            write_once(folder / "config.json", config.encode())
+            if not (file := folder / "config.json").is_file() or file.read_text() != config:
+                write_atomically(file, config.encode())
         except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
             raise ConfigError(
                 f"the engine's model config cannot be written to the cache folder {cache} ({in_brief(error)}): "

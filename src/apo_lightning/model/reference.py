@@ -2,18 +2,20 @@
 
 import copy
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.average import average
 from apo_lightning.model.lora import adapters_off, has_adapters
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.model.policy import Policy
+from apo_lightning.model.spec import PolicySpec
 from apo_lightning.types import ReferenceStatistics
 
 
@@ -68,6 +70,45 @@ class ReferenceSchedule:
             if not 0 <= (getattr(self, name) or 0) <= 1:
                 raise ConfigError(f"reference.{name} is {getattr(self, name)}: give a weight from 0 to 1")
 
+    def check(
+        self, model: PolicySpec, tokenizer: PreTrainedTokenizerBase, *, is_read: bool, lora: bool, sharded: bool
+    ) -> None:
+        """Raise `ConfigError` if it cannot be the schedule of a run.
+
+        Args:
+            model: that is trained.
+            tokenizer: of this model.
+            is_read: the loss, a part or a callback reads the reference.
+            lora: adapters are trained.
+            sharded: weights are sharded.
+        """
+        rule = f"reference.{self.rule} is {getattr(self, self.rule)}" if self.rule else None
+        if rule and not is_read:
+            raise ConfigError(f"{rule}, but neither the loss nor a callback reads a reference: leave it null")
+        if rule and lora:
+            raise ConfigError(
+                f"{rule}: with adapters the reference is the policy without them, and cannot follow it; leave it null, "
+                "or train all weights with policy=full"
+            )
+        if self.path is None:
+            return
+        given = f"reference_path is {self.path}"
+        if lora or sharded:
+            raise ConfigError(
+                f"{given}: with adapters or a sharded trainer the reference is the model that training begins with; "
+                "leave reference_path out, or train all weights unsharded"
+            )
+        other = replace(model, path=self.path, config=None)
+        if other.load_tokenizer().get_vocab() != tokenizer.get_vocab():
+            raise ConfigError(f"{given}, whose tokens differ from those of {model.path}")
+        config, own = other.load_config(), model.load_config()
+        if config.vocab_size != own.vocab_size:
+            raise ConfigError(
+                f"{given}, whose head has {config.vocab_size} rows, and that of {model.path} {own.vocab_size}"
+            )
+        if rule and _shapes(config) != _shapes(own):
+            raise ConfigError(f"{rule}, but {given}, which has other layers than {model.path}: leave {self.rule} null")
+
     @property
     def rule(self) -> str | None:
         """The key of the rule that changes the reference; None: it stays frozen."""
@@ -92,6 +133,12 @@ class ReferenceSchedule:
         if self.age(step + 1) != 0:
             return 0.0
         return 1.0 if self.reset_every is not None else self.refresh_alpha
+
+
+def _shapes(config: PretrainedConfig) -> list[torch.Size]:
+    """The shapes of a model's parameters; allocates nothing."""
+    with torch.device("meta"):
+        return [parameter.shape for parameter in AutoModelForCausalLM.from_config(config).parameters()]
 
 
 class Reference:

@@ -16,8 +16,8 @@ from apo_lightning.distributed.root_params import unsharded_root
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import Microbatch, PackedSequences
 from apo_lightning.rollout.collector import sample_seed
-from apo_lightning.step.minibatch_plan import Minibatch, StepPlan
 from apo_lightning.step.part import Part, Setup
+from apo_lightning.step.plan import Minibatch, StepPlan
 from apo_lightning.types import LossOutput, Prompt, StepOutput
 
 MOST_GAP = 0.05
@@ -64,8 +64,7 @@ class Auxiliary(Part):
         self.term, self.stored, self.sequences = term, stored, stored.sequences
         self.ref_logprobs = torch.zeros(sum(map(len, stored.sequences.completions)))
         self._sums: dict[str, float] = {}
-        """This rank's sum of each metric over the step."""
-        self._num_tokens = 0
+        """This rank's sum of each metric over the step, and under the empty name its tokens."""
 
     def describe(self) -> str:
         """One line for the log."""
@@ -105,7 +104,6 @@ class Auxiliary(Part):
         seed = sample_seed(setup.seed, "auxiliary", plan.table.rollouts.step, "", minibatch.number)
         drawn = random.Random(seed).sample(range(num_stored), min(self.term.completions_per_minibatch, num_stored))
         num_tokens = sum(len(self.sequences.completions[b]) for b in drawn)
-        self._num_tokens += num_tokens
         microbatches = setup.microbatches(self.sequences, drawn[setup.ranks.rank :: setup.ranks.world_size])
         return [partial(self._loss, setup, part, num_tokens) for part in microbatches]
 
@@ -116,13 +114,14 @@ class Auxiliary(Part):
             chunk = microbatch.part(tokens)
             output = self.term(head.statistics(tokens, chunk.targets).logprobs, self.ref_logprobs[chunk.token_index])
             head.add(output.per_token.sum() / num_tokens)
-            for name, values in output.metrics.items():
+            for name, values in {"": torch.ones_like(output.per_token), **output.metrics}.items():
                 self._sums[name] = self._sums.get(name, 0.0) + float(values.sum())
         return head.total_loss()
 
     def metrics(self, setup: Setup, step: StepOutput) -> dict[str, float]:
         """The means of the term's metrics over all drawn tokens of the step; collective."""
-        parts, num_tokens = from_all_ranks(self._sums), self._num_tokens
-        self._sums, self._num_tokens = {}, 0
+        parts, self._sums = from_all_ranks(self._sums), {}
         names = dict.fromkeys(name for sums in parts for name in sums)
-        return {name: sum(sums.get(name, 0.0) for sums in parts) / num_tokens for name in names}
+        totals = {name: sum(sums.get(name, 0.0) for sums in parts) for name in names}
+        num_tokens = totals.pop("", 0.0)
+        return {name: total / num_tokens for name, total in totals.items()}

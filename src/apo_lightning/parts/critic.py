@@ -10,15 +10,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from apo_lightning.advantages import GAE
+from apo_lightning.advantages import GAE, AdvantageEstimator, gae_of
 from apo_lightning.distributed.ranks import Ranks, clip_grad_norm
 from apo_lightning.distributed.root_params import unsharded_root
 from apo_lightning.errors import ConfigError
+from apo_lightning.losses import PolicyLoss, SequenceRatio
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.model.policy import Policy
 from apo_lightning.parts.value_loss import clipped_value_loss
-from apo_lightning.step.minibatch_plan import StepPlan
 from apo_lightning.step.part import Part, Setup
+from apo_lightning.step.plan import StepPlan
 from apo_lightning.step.table import StepTable
 from apo_lightning.types import LossOutput, Needs, StepOutput
 
@@ -56,6 +57,24 @@ class CriticSettings:
             raise ConfigError(f"critic.value_clip is {self.value_clip}: give a positive number, or null for no clip")
         if self.warmup_steps < 0:
             raise ConfigError(f"critic.warmup_steps is {self.warmup_steps}: give a number of rollouts, 0 or more")
+
+    def check(self, advantage: AdvantageEstimator, loss: PolicyLoss, max_steps: int) -> None:
+        """Raise `ConfigError` where the critic has no use, or would hold the policy for the whole run."""
+        if gae_of(advantage) is None:
+            raise ConfigError(
+                f"algo.critic is {self.kind} and algo.advantage {type(advantage).__name__}: GAE reads the values of a "
+                "critic, and no other estimator does; choose algo=ppo, or leave the critic out"
+            )
+        if self.warmup_steps >= max_steps:
+            raise ConfigError(
+                f"algo.critic.warmup_steps is {self.warmup_steps} and trainer.max_steps {max_steps}: the policy would "
+                "never be trained; give fewer steps of warm-up"
+            )
+        if isinstance(loss, SequenceRatio):
+            raise ConfigError(
+                f"algo.loss is {type(loss).__name__} with a critic: its ratio of a whole completion needs one "
+                "advantage a completion, and a critic gives one a token; leave the critic out"
+            )
 
 
 class Critic(Part):

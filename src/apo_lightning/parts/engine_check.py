@@ -11,11 +11,12 @@ from torch import Tensor
 
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.distributed.root_params import unsharded_root
+from apo_lightning.errors import NonfiniteError
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.model.policy import Policy
 from apo_lightning.rollout.weight_sync import check_logprob_gap, gap_tolerance
-from apo_lightning.step.minibatch_plan import Minibatch, StepPlan
 from apo_lightning.step.part import Part, Setup
+from apo_lightning.step.plan import Minibatch, StepPlan
 from apo_lightning.step.table import StepTable
 from apo_lightning.step.update_record import MinibatchGradient
 from apo_lightning.types import Advantages, Rollouts, StepOutput
@@ -92,10 +93,16 @@ class EngineCheck(Part):
 
         Raises:
             StaleWeightsError: the engine does not sample from the policy.
+            NonfiniteError: the policy has no log-prob for any token.
         """
         with unsharded_root(setup.policy):
             _score_unknown(setup, table)
             gap, num_tokens = _largest_gap(table, setup.ranks)
+            if not num_tokens:
+                raise NonfiniteError(
+                    f"policy version {version}: the policy's log-probs are NaN, so its weights are NaN or infinite; "
+                    "resume=auto continues from the newest checkpoint"
+                )
             if self.noise is None or not self.noise.holds_for(version) or not gap <= self._tolerance(num_tokens):
                 self.noise = _measured_noise(setup, table, version)
         tolerance = self._tolerance(num_tokens)

@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 
 from apo_lightning.distributed.root_params import unsharded_root
 from apo_lightning.model.packing import PackedSequences
-from apo_lightning.step.minibatch_plan import StepPlan
 from apo_lightning.step.part import Part, Setup
+from apo_lightning.step.plan import StepPlan
 from apo_lightning.types import Advantages, Probe, ProbeStatistics, ReferenceStatistics, TokenStatistics
 
 

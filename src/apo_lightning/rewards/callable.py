@@ -34,9 +34,10 @@ class CallableReward(Reward):
     | `log_metric(name, value)` | logs `reward/metric/<name>`, the mean over calls and ranks |
 
     It gets the arguments that its signature names, or all of them if it takes `**kwargs`. A coroutine function is run
-    to its end; several in one `WeightedRewards` run concurrently. `environments` is refused: a prompt has one turn.
+    to its end. `environments` is refused: a prompt has one turn.
 
-    An entry None means that the function does not apply (`unparsed`). A function that raises, or returns another
+    An entry None means that the function does not apply (`unparsed`): the completion is left out of its group's mean
+    and std, with advantage 0, and stays in the denominators of the loss. A function that raises, or returns another
     number of rewards, makes every verdict of the call an `error`; an entry that is not a finite number makes its own
     verdict one. Both are logged.
 
@@ -47,11 +48,9 @@ class CallableReward(Reward):
         correct_threshold: a completion with at least this reward is `correct` for pass@k, for NSR's advantages and
             for the error-only terms.
         format: "text", "messages", or "auto": messages where the policy reads a chat template.
-        unscored: completions with None: "exclude" leaves them out of their group's mean and std, with advantage 0;
-            "zero" gives them the reward 0. Either way they stay in the denominators of the loss.
 
     Raises:
-        ConfigError: `function` is not callable or takes `environments`, or an option is unknown.
+        ConfigError: `function` is not callable or takes `environments`, or the format is unknown.
 
     Example:
         >>> def brevity(completions, **kwargs):
@@ -61,17 +60,13 @@ class CallableReward(Reward):
          Verdict(reward=0.25, status='incorrect', extracted=None)]
     """
 
-    def __init__(
-        self, function: Any, correct_threshold: float = 1.0, format: str = "auto", unscored: str = "exclude"
-    ) -> None:
-        require_choice("format", format, ("auto", "text", "messages"))
-        require_choice("unscored", unscored, ("exclude", "zero"))
+    def __init__(self, function: Any, correct_threshold: float = 1.0, format: str = "auto") -> None:
+        if format not in ("auto", "text", "messages"):
+            raise ConfigError(f"reward.format is {format!r}: choose auto, text or messages")
         self.function = function
         self.correct_threshold = correct_threshold
         self.format = format
-        self.unscored = unscored
         self.parameters = _parameters(function)
-        self.is_asynchronous = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
     def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[Verdict]:
         """One verdict per completion, in order, for a function that reads no prompts, columns or token ids."""
@@ -126,7 +121,7 @@ class CallableReward(Reward):
         return takes_all or argument in self.parameters
 
     def _call(self, given: Mapping[str, Any]) -> Any:
-        if not self.is_asynchronous:
+        if not any(map(inspect.iscoroutinefunction, (self.function, type(self.function).__call__))):
             return self.function(**given)
         with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has a running event loop
             return thread.submit(lambda: asyncio.run(self.function(**given))).result()
@@ -158,7 +153,7 @@ class CallableReward(Reward):
 
     def _verdict(self, reward: Any, extra: Mapping[str, Any]) -> Verdict:
         if reward is None:
-            return Verdict(reward=0.0, status="unparsed", extra=extra, is_scored=self.unscored == "zero")
+            return Verdict(reward=0.0, status="unparsed", extra=extra, is_scored=False)
         try:
             value = float(reward)
         except (TypeError, ValueError):
@@ -168,12 +163,6 @@ class CallableReward(Reward):
             return Verdict(reward=0.0, status="error", extra=extra)
         status = "correct" if value >= self.correct_threshold else "incorrect"
         return Verdict(reward=value, status=status, extra=extra)
-
-
-def require_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Raise `ConfigError` for a setting of a reward that is none of the choices."""
-    if value not in choices:
-        raise ConfigError(f"reward.{name} is {value!r}: choose {', '.join(choices[:-1])} or {choices[-1]}")
 
 
 def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:

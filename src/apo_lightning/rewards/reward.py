@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeGuard, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from apo_lightning.types import Prompt, Verdict
 
@@ -72,6 +72,7 @@ class Samples:
         return [prompt.answer for prompt in self.prompts]
 
 
+@runtime_checkable
 class SampleReward(Protocol):
     """A reward that reads prompts, columns of the data set, token ids or the state of the run; called once a step."""
 
@@ -89,15 +90,9 @@ def is_scored_while_generating(reward: Reward) -> bool:
     return getattr(reward, "SCORES_WHILE_GENERATING", False)
 
 
-def reads_samples(reward: object) -> TypeGuard[SampleReward]:
-    """True for a `SampleReward`, unless a subclass redefines `score` alone: then that one is called."""
-    own = (name for kind in type(reward).__mro__ for name in ("score_samples", "score") if name in vars(kind))
-    return next(own, None) == "score_samples"
-
-
 def score_samples(reward: Reward, samples: Samples) -> list[Verdict]:
     """The verdicts of any reward, from as much of the samples as it reads."""
-    if reads_samples(reward):
+    if isinstance(reward, SampleReward):
         return reward.score_samples(samples)
     return reward.score(samples.texts, samples.answers)
 
@@ -105,5 +100,5 @@ def score_samples(reward: Reward, samples: Samples) -> list[Verdict]:
 def check_prompts(reward: Reward, prompts: Sequence[Prompt]) -> None:
     """Raise `ConfigError` where a reward cannot judge the completions of a prompt."""
     reward.check_answers([prompt.answer for prompt in prompts])
-    if reads_samples(reward):
+    if isinstance(reward, SampleReward):
         reward.check_prompts(prompts)

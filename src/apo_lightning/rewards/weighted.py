@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.rewards.callable import CallableReward, require_choice
+from apo_lightning.rewards.callable import CallableReward
 from apo_lightning.rewards.reward import Reward, Samples, check_prompts, score_samples
 from apo_lightning.types import Prompt, Verdict
 
@@ -17,7 +16,7 @@ class WeightedRewards(Reward):
         R = Σ_j ω_j·R_j   over the j that are not None;   all None: *unscored*
 
     The completion is correct where the function `correct` says so, whatever the others give. Where one of the functions
-    fails, the verdict is an `error`. Coroutine functions run concurrently, beside the others.
+    fails, the verdict is an `error`.
 
     Source: TRL 1.16, `reward_funcs` and `reward_weights`, `multi_objective_aggregation="sum_then_normalize"`.
 
@@ -26,7 +25,7 @@ class WeightedRewards(Reward):
             scored.
         weights: ω by name; 1 where none is given.
         correct: the name of the function that decides which completions are correct; None: the first.
-        correct_threshold, format, unscored: as in `CallableReward`; the first two of the functions.
+        correct_threshold, format: of the functions, as in `CallableReward`.
 
     Raises:
         ConfigError: there is no function, a name is unknown, or a weight is not a finite number.
@@ -48,9 +47,7 @@ class WeightedRewards(Reward):
         correct: str | None = None,
         correct_threshold: float = 1.0,
         format: str = "auto",
-        unscored: str = "exclude",
     ) -> None:
-        require_choice("unscored", unscored, ("exclude", "zero"))
         if not functions:
             raise ConfigError("reward.functions is empty: give at least one function by name")
         self.functions: dict[str, Reward] = {
@@ -59,7 +56,6 @@ class WeightedRewards(Reward):
         }
         self.weights = dict.fromkeys(functions, 1.0) | dict(weights or {})
         self.correct = next(iter(functions)) if correct is None else correct
-        self.unscored = unscored
         for setting, names in (("weights", self.weights), ("correct", (self.correct,))):
             if unknown := set(names) - set(functions):
                 raise ConfigError(f"reward.{setting} names {min(unknown)!r}: the functions are {', '.join(functions)}")
@@ -73,15 +69,7 @@ class WeightedRewards(Reward):
 
     def score_samples(self, samples: Samples) -> list[Verdict]:
         """One verdict per completion, in order."""
-        with ThreadPoolExecutor(len(self.functions)) as threads:
-            pending = {
-                name: threads.submit(score_samples, reward, samples)
-                for name, reward in self.functions.items()
-                if getattr(reward, "is_asynchronous", False)
-            }
-            # In this thread: a function may set an alarm, as math-verify's own does.
-            done = {name: score_samples(f, samples) for name, f in self.functions.items() if name not in pending}
-            return self._combined(done | {name: future.result() for name, future in pending.items()})
+        return self._combined({name: score_samples(reward, samples) for name, reward in self.functions.items()})
 
     def check_answers(self, answers: Sequence[str]) -> None:
         """Refuse what one of the functions refuses."""
@@ -125,5 +113,5 @@ class WeightedRewards(Reward):
             extracted=judge.extracted,
             rewards=rewards,
             extra=extra,
-            is_scored=bool(terms) or self.unscored == "zero",
+            is_scored=bool(terms),
         )

@@ -1,8 +1,8 @@
 """Prompts → scored rollouts: the engine samples G completions per prompt, and the reward scores each."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
@@ -10,10 +10,12 @@ from apo_lightning.common.hashing import hash64
 from apo_lightning.common.phases import PhaseClock
 from apo_lightning.model.tokenizer import completion_text
 from apo_lightning.rewards import Reward
-from apo_lightning.rewards.reward import Samples, TrainerState, is_scored_while_generating, reads_samples, score_samples
-from apo_lightning.rollout.background import BackgroundBatches
+from apo_lightning.rewards.reward import SampleReward, Samples, TrainerState, is_scored_while_generating, score_samples
 from apo_lightning.rollout.engine import FinishedListener, RolloutEngine
 from apo_lightning.types import Completion, GenerationRequest, Prompt, Rollouts, Verdict
+
+Finished = Sequence[tuple[int, Completion]]
+"""Finished completions, each with the index of its request."""
 
 
 def sample_seed(run_seed: int, stream: str, step: int, prompt_id: str, sample: int) -> int:
@@ -40,7 +42,7 @@ def samples_of(
 ) -> Samples:
     """What a reward reads of completions; decoded again, without special tokens, only if it reads more than texts."""
     plain_texts = texts
-    if reads_samples(reward):
+    if isinstance(reward, SampleReward):
         how = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         plain_texts = [str(tokenizer.decode(list(ids), **how)) for ids in token_ids]
     return Samples(prompts=prompts, texts=texts, plain_texts=plain_texts, token_ids=token_ids, state=state)
@@ -90,17 +92,23 @@ class Collector:
             for prompt in prompts
             for sample in range(group_size)
         ]
-        owners = [prompt for prompt in prompts for _ in range(group_size)]
         metrics: dict[str, list[float]] = {}
-        completions, texts, verdicts = self._generate_and_score(
-            requests, owners, partial(self.score, step=step, metrics=metrics)
-        )
+        scored: dict[int, tuple[str, Verdict]] = {}
+
+        def score(finished: Finished) -> None:
+            owners = [prompts[index // group_size] for index, _ in finished]
+            token_ids = [completion.token_ids for _, completion in finished]
+            pairs = zip(*self.score(owners, token_ids, step=step, metrics=metrics), strict=True)
+            scored.update(zip((index for index, _ in finished), pairs, strict=True))
+
+        completions = self._generate_and_score(requests, score)
+        texts, verdicts = zip(*(scored[index] for index in range(len(requests))), strict=True)
         return Rollouts(
             step=step,
             prompts=tuple(prompts),
             completions=tuple(completions),
-            texts=tuple(texts),
-            verdicts=tuple(verdicts),
+            texts=texts,
+            verdicts=verdicts,
             group_size=group_size,
             policy_version=completions[0].policy_version,
             num_preempted=self.engine.num_preempted,
@@ -126,34 +134,34 @@ class Collector:
         return texts, score_samples(self.reward, replace(samples, metrics={} if metrics is None else metrics))
 
     def _generate_and_score(
-        self,
-        requests: Sequence[GenerationRequest],
-        owners: Sequence[Prompt],
-        score_part: Callable[[Sequence[Prompt], Sequence[Sequence[int]]], tuple[list[str], list[Verdict]]],
-    ) -> tuple[list[Completion], list[str], list[Verdict]]:
-        """Completions, their texts and verdicts, in the order of the requests."""
-        scored: dict[int, tuple[str, Verdict]] = {}
+        self, requests: Sequence[GenerationRequest], score: Callable[[Finished], None]
+    ) -> list[Completion]:
+        """Completions in the order of the requests; `score` gets each of them once, in batches."""
+        is_overlapped = is_scored_while_generating(self.reward)
+        with ThreadPoolExecutor(1, thread_name_prefix="background scoring") as thread:
+            waiting: list[tuple[int, Completion]] = []
+            calls: list[Future[None]] = []
 
-        def score(finished: Sequence[tuple[int, Completion]]) -> None:
-            indices = [index for index, _ in finished]
-            token_ids = [completion.token_ids for _, completion in finished]
-            texts, verdicts = score_part([owners[index] for index in indices], token_ids)
-            scored.update(zip(indices, zip(texts, verdicts, strict=True), strict=True))
+            def score_waiting() -> None:
+                """Wait for the last call of `score`, raise what it raised, and begin the next if anything waits."""
+                for call in calls:
+                    call.result()
+                calls[:] = [thread.submit(score, tuple(waiting))] if waiting else []
+                waiting.clear()
 
-        with BackgroundBatches(score) as scoring:
-
-            def put(index: int, completion: Completion) -> None:
-                scoring.put((index, completion))
+            def finished(index: int, completion: Completion) -> None:
+                waiting.append((index, completion))
+                if all(call.done() for call in calls):
+                    score_waiting()
                 if self.on_finished is not None:
                     self.on_finished(index, completion)
 
-            is_overlapped = is_scored_while_generating(self.reward)
             with self.clock.phase("generate"):
-                completions = self.engine.generate(requests, put if is_overlapped else self.on_finished)
+                completions = self.engine.generate(requests, finished if is_overlapped else self.on_finished)
             with self.clock.phase("reward"):
                 if is_overlapped:
-                    scoring.finish()
+                    score_waiting()
+                    score_waiting()  # nothing waits any more: this waits for the call before
                 else:
                     score(list(enumerate(completions)))
-        texts, verdicts = zip(*(scored[index] for index in range(len(requests))), strict=True)
-        return completions, list(texts), list(verdicts)
+        return completions

@@ -2,7 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -12,8 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from apo_lightning.errors import ConfigError, StaleWeightsError
-from apo_lightning.rollout.weight_audit import WeightAudit, first, parameter_shapes
-from apo_lightning.rollout.weight_sample import HeldPart, WeightSample, not_as_sent
+from apo_lightning.rollout.weight_audit import WeightAudit, parameter_shapes
 from apo_lightning.types import Completion, GenerationRequest
 
 _logger = logging.getLogger(__name__)
@@ -76,14 +75,12 @@ class RolloutEngine(ABC):
     def __init__(self):
         self._state = _State.NEW
         self._version = -1
-        self._has_synced = False
         self._shapes: dict[str, torch.Size] = {}
         self._vocab_size = 0
         self.num_preempted = 0
         """How often the last `generate` evicted a sequence's keys and values for lack of memory and recomputed them.
-
-        The completions are the same but take longer. Of ranks that share an engine, only the first counts.
-        """
+ The
+        completions are the same but take longer."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -119,33 +116,18 @@ class RolloutEngine(ABC):
         end even after an error, since reading it may be a collective operation.
 
         Raises:
-            StaleWeightsError: a name is missing, unknown or given twice, a shape differs, or the engine holds other
-                values than it was sent. The engine then refuses to generate until a complete sync.
+            StaleWeightsError: a name is missing, unknown or given twice, a shape differs, or the backend reports that
+                it left a layer out. The engine then refuses to generate until a complete sync.
         """
         self._require(_State.UNSYNCED, _State.DIRTY, _State.READY)
         self._state = _State.DIRTY
-        audit = WeightAudit(self._shapes, version)
+        audit = WeightAudit(self._shapes)
         left_out = self._load(audit.watch(named_weights))
         audit.verify()
         if left_out:
             raise StaleWeightsError(f"the {self.name} engine did not take all weights: {'; '.join(left_out)}")
-        self._compare(audit.samples, version)
         self._version = version
         self._state = _State.READY
-
-    def _compare(self, samples: Mapping[str, WeightSample], version: int) -> None:
-        """Compare the weights that the backend holds with those it was sent."""
-        shown = list(self._held(samples))
-        unseen = samples.keys() - {part.name for part in shown}
-        if unseen and not self._has_synced:
-            names = first(sorted(unseen))
-            _logger.warning("the %s engine does not show %d parameters (%s)", self.name, len(unseen), names)
-        if stale := not_as_sent(samples, shown):
-            raise StaleWeightsError(
-                f"stale weights in the engine: after the sync to policy version {version}, {len(stale)} of "
-                f"{len(samples)} parameters in the {self.name} engine differ from what was sent ({first(stale)})"
-            )
-        self._has_synced = True
 
     def generate(
         self, requests: Sequence[GenerationRequest], on_finished: FinishedListener | None = None
@@ -155,8 +137,8 @@ class RolloutEngine(ABC):
         Args:
             requests: all of a step in one call, so that no sequence waits for another call's slowest one.
             on_finished: called once per request, in the order in which they finish, in this thread and between two
-                forwards, which wait for it. An exception from it ends the call on all ranks that share the engine;
-                the engine is then ready for the next call.
+                forwards, which wait for it. An exception from it ends the call; the engine is then ready for the next
+                one.
 
         Raises:
             ConfigError: a request can never be served (too long, empty, a temperature out of range).
@@ -218,10 +200,6 @@ class RolloutEngine(ABC):
     @abstractmethod
     def _load(self, named_weights: Iterator[tuple[str, Tensor]]) -> Sequence[str]:
         """Load the whole stream; returns what the backend reports as not loaded, one message each."""
-
-    def _held(self, samples: Mapping[str, WeightSample]) -> Iterable[HeldPart]:
-        """The sampled parts of the weights as the backend computes with them; empty if it cannot tell."""
-        return ()
 
     @abstractmethod
     def _sample(self, requests: Sequence[GenerationRequest], finished: FinishedListener) -> None:

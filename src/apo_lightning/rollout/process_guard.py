@@ -6,7 +6,6 @@ import os
 import random
 import sys
 import tempfile
-import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -69,26 +68,14 @@ def process_unchanged() -> Iterator[None]:
         gc.unfreeze()
 
 
-_stderr = 2
-"""The file descriptor of the process's original standard error; inside `stderr_to_log`, 2 is another file."""
-_stderr_lock = threading.Lock()
-
-
-def print_to_stderr(line: str) -> None:
-    """Print a line to the original standard error, even while another thread is inside `stderr_to_log`."""
-    with _stderr_lock:
-        os.write(_stderr, f"{line}\n".encode(errors="backslashreplace"))
-
-
 @contextmanager
 def stderr_to_log(logger: logging.Logger) -> Iterator[None]:
     """Log at level DEBUG what the block, C++ libraries included, writes to standard error.
 
     If the block fails, its output goes to standard error.
     """
-    global _stderr
     sys.stderr.flush()
-    _stderr = stderr = os.dup(2)
+    stderr = os.dup(2)
     with tempfile.TemporaryFile() as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         os.dup2(file.fileno(), 2)
@@ -100,10 +87,8 @@ def stderr_to_log(logger: logging.Logger) -> Iterator[None]:
             raise
         finally:
             sys.stderr.flush()
-            with _stderr_lock:
-                os.dup2(stderr, 2)
-                os.close(stderr)
-                _stderr = 2
+            os.dup2(stderr, 2)
+            os.close(stderr)
         file.seek(0)
         for line in file.read().decode(errors="replace").splitlines():
             logger.debug("%s", line)

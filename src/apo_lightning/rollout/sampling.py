@@ -14,7 +14,7 @@ def sample_tokens(
     temperatures: Float[Tensor, "rows"],
     uniforms: Float[Tensor, "rows"],
     top_p: Float[Tensor, "rows"] | None = None,
-) -> tuple[Int[Tensor, "rows"], Float[Tensor, "rows"]]:
+) -> tuple[Int[Tensor, "rows"], Float[Tensor, "rows"], Float[Tensor, "rows"]]:
     """Sample one token per row by inverting the distribution function of softmax(logits / temperature).
 
         token = min {v : Σ_{w ≤ v} π(w) > u},   u in [0, 1)
@@ -26,16 +26,16 @@ def sample_tokens(
         top_p: restricts each row to its nucleus; None: all tokens.
 
     Returns:
-        Token ids, and log π of each [nats].
+        Token ids, log π of each, and the largest log π of its row [nats].
 
     Example:
         Probabilities 0.25 and 0.75: u = 0.2 falls into the first token, u = 0.3 into the second.
 
         >>> logits = torch.tensor([[0.25, 0.75]]).log().expand(2, 2)
         >>> uniforms = torch.tensor([0.2, 0.3], dtype=torch.float64)
-        >>> tokens, logprobs = sample_tokens(logits, torch.ones(2), uniforms)
-        >>> tokens.tolist(), logprobs.exp()
-        ([0, 1], tensor([0.2500, 0.7500]))
+        >>> tokens, logprobs, top = sample_tokens(logits, torch.ones(2), uniforms)
+        >>> tokens.tolist(), logprobs.exp(), top.exp()
+        ([0, 1], tensor([0.2500, 0.7500]), tensor([0.7500, 0.7500]))
     """
     rows, vocab = logits.shape
     rows_at_once = max(1, CACHED_PROBABILITIES // vocab) if logits.device.type == "cpu" else rows
@@ -44,8 +44,8 @@ def sample_tokens(
         _sample(logits[rows], temperatures[rows], uniforms[rows], top_p[rows])
         for rows in (slice(start, start + rows_at_once) for start in range(0, rows, rows_at_once))
     ]
-    tokens, logprobs = zip(*parts, strict=True)
-    return torch.cat(tokens), torch.cat(logprobs)
+    tokens, logprobs, top = zip(*parts, strict=True)
+    return torch.cat(tokens), torch.cat(logprobs), torch.cat(top)
 
 
 def _sample(
@@ -53,7 +53,7 @@ def _sample(
     temperatures: Float[Tensor, "rows"],
     uniforms: Float[Tensor, "rows"],
     top_p: Float[Tensor, "rows"],
-) -> tuple[Int[Tensor, "rows"], Float[Tensor, "rows"]]:
+) -> tuple[Int[Tensor, "rows"], Float[Tensor, "rows"], Float[Tensor, "rows"]]:
     is_greedy = temperatures == 0
     logprobs = (logits.float() / torch.where(is_greedy, 1.0, temperatures)[:, None]).log_softmax(-1)
     if bool((top_p < 1).any()):
@@ -65,7 +65,7 @@ def _sample(
     tokens = tokens.clamp(max=logits.shape[-1] - 1)  # u·total can round up to the total
     if bool(is_greedy.any()):
         tokens = torch.where(is_greedy, logprobs.argmax(-1), tokens)
-    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+    return tokens, logprobs.gather(1, tokens[:, None])[:, 0], logprobs.amax(-1)
 
 
 def nucleus(logprobs: Float[Tensor, "rows vocab"], top_p: Float[Tensor, "rows"]) -> Float[Tensor, "rows vocab"]:

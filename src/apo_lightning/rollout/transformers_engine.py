@@ -1,19 +1,30 @@
 """The transformers engine: slow and exact, with no extra dependency."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    DynamicCache,
+    PreTrainedModel,
+)
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.logprobs.head import matmul
-from apo_lightning.rollout.decoding import GrowingLayer, attend_with_unrepeated_keys, growing_cache
 from apo_lightning.rollout.engine import EngineContext, FinishedListener, RolloutEngine
 from apo_lightning.rollout.sampling import sample_tokens, uniforms
-from apo_lightning.rollout.weight_sample import HeldPart, WeightSample
 from apo_lightning.types import Completion, GenerationRequest
+
+UNREPEATED_KEYS = "unrepeated_keys"
 
 
 class TransformersEngine(RolloutEngine):
@@ -51,13 +62,6 @@ class TransformersEngine(RolloutEngine):
             for name, weight in named_weights:
                 self._parameters[name].copy_(weight)
         return ()
-
-    def _held(self, samples: Mapping[str, WeightSample]) -> Iterator[HeldPart]:
-        for name, sample in samples.items():
-            weight = self._parameters[name]
-            columns = sample.columns
-            values = weight.reshape(len(weight), -1)[:, columns.start :: columns.step]
-            yield HeldPart(name, 0, slice(None), values)
 
     def _sample(self, requests: Sequence[GenerationRequest], finished: FinishedListener) -> None:
         # The sort is stable: completions of one prompt stay adjacent and share its prefill.
@@ -107,7 +111,7 @@ class _Batch:
         self.requests = requests
         self.rows = list(range(len(requests)))
         """The running requests, one per row of the tensors below (after `spread`)."""
-        self.cache = growing_cache()
+        self.cache = DynamicCache()
         prompts = list(dict.fromkeys(request.prompt_token_ids for request in requests))
         self._prompt_rows = torch.tensor([prompts.index(request.prompt_token_ids) for request in requests])
         width = max(map(len, prompts))
@@ -123,12 +127,12 @@ class _Batch:
         self._uniforms = [uniforms(request.seed, request.max_new_tokens) for request in requests]
         self._token_ids: list[list[int]] = [[] for _ in requests]
         self._logprobs: list[list[float]] = [[] for _ in requests]
+        self._top_logprobs: list[list[float]] = [[] for _ in requests]
 
     def spread(self, logits: Float[Tensor, "prompts vocab"]) -> Float[Tensor, "rows vocab"]:
         """Repeat each prompt's row for each of its requests."""
         index = self._prompt_rows.to(logits.device)
-        for layer in self._layers():
-            layer.spread(index)
+        self.cache.batch_select_indices(index)
         self.position_ids, self.attention_mask = self.position_ids[index], self.attention_mask[index]
         return logits[index]
 
@@ -136,10 +140,12 @@ class _Batch:
         """Append one token to every row, remove the finished rows and return their requests."""
         step = len(self._token_ids[self.rows[0]])
         u = torch.stack([self._uniforms[request][step] for request in self.rows]).to(logits.device)
-        tokens, logprobs = sample_tokens(logits, self.temperatures, u, self.top_p)
-        for request, token, logprob in zip(self.rows, tokens.tolist(), logprobs.tolist(), strict=True):
+        tokens, *logprobs = sample_tokens(logits, self.temperatures, u, self.top_p)
+        found = (values.tolist() for values in (tokens, *logprobs))
+        for request, token, logprob, top_logprob in zip(self.rows, *found, strict=True):
             self._token_ids[request].append(token)
             self._logprobs[request].append(logprob)
+            self._top_logprobs[request].append(top_logprob)
         self.input_ids = tokens[:, None]
         self.position_ids = self.position_ids[:, -1:] + 1
         self.attention_mask = torch.cat([self.attention_mask, torch.ones_like(self.input_ids)], dim=1)
@@ -154,6 +160,7 @@ class _Batch:
         return Completion(
             token_ids=tuple(token_ids),
             logprobs=tuple(self._logprobs[request]),
+            top_logprobs=tuple(self._top_logprobs[request]),
             finish_reason="stop" if token_ids[-1] in self.requests[request].stop_token_ids else "length",
             policy_version=version,
         )
@@ -163,23 +170,41 @@ class _Batch:
         return len(token_ids) == limits.max_new_tokens or token_ids[-1] in limits.stop_token_ids
 
     def _keep(self, running: list[int]) -> None:
-        """Drop all rows but the running ones: the last rows move into the gaps, all others stay in place."""
-        gaps = sorted(set(range(len(running))) - set(running))
-        moved = [row for row in running if row >= len(running)]
-        order = list(range(len(running)))
-        for gap, row in zip(gaps, moved, strict=True):
-            order[gap] = row
-        self.rows = [self.rows[row] for row in order]
-        if not running:
-            return
-        device = self.input_ids.device
-        sources, targets = (torch.tensor(rows, dtype=torch.long, device=device) for rows in (moved, gaps))
-        for layer in self._layers():
-            layer.move(sources, targets, len(running))
-        index = torch.tensor(order, device=device)
+        """Drop all rows but the running ones."""
+        self.rows = [self.rows[row] for row in running]
+        index = torch.tensor(running, dtype=torch.long, device=self.input_ids.device)
+        self.cache.batch_select_indices(index)
         self.input_ids, self.position_ids = self.input_ids[index], self.position_ids[index]
         self.attention_mask, self.temperatures = self.attention_mask[index], self.temperatures[index]
         self.top_p = self.top_p[index]
 
-    def _layers(self) -> list[GrowingLayer]:
-        return [layer for layer in self.cache.layers if isinstance(layer, GrowingLayer)]
+
+def attend_with_unrepeated_keys(model: PreTrainedModel) -> None:
+    """Stop a float32 model on the CPU from copying keys and values to each query head of a group.
+
+    With a mask, transformers makes this copy for every token, which takes longer than the attention itself. The CPU
+    kernel reads them in place and returns the same bits. Other devices and dtypes are left as they are: they would
+    get slower kernels or one that rounds differently.
+    """
+    if model.device.type == "cpu" and model.dtype == torch.float32 and model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(UNREPEATED_KEYS)
+
+
+def _attention(
+    module: nn.Module,
+    query: Float[Tensor, "rows heads queries head_size"],
+    key: Float[Tensor, "rows kv_heads tokens head_size"],
+    value: Float[Tensor, "rows kv_heads tokens value_size"],
+    attention_mask: Tensor | None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    if attention_mask is None or query.shape[2] != 1 or kwargs.get("position_bias") is not None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    output = scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, scale=kwargs.get("scaling"), enable_gqa=True
+    )
+    return output.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(UNREPEATED_KEYS, _attention)
+AttentionMaskInterface.register(UNREPEATED_KEYS, sdpa_mask)

@@ -3,7 +3,7 @@
 import importlib.util
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -13,21 +13,16 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from apo_lightning.common.formatting import GIB
-from apo_lightning.common.importing import no_garbage_searched
 from apo_lightning.errors import ConfigError, StaleWeightsError
 from apo_lightning.model.fingerprint import installed_version
 from apo_lightning.rollout.engine import EngineContext, FinishedListener, RolloutEngine
 from apo_lightning.rollout.process_guard import default_process_group_kept, process_unchanged, stderr_to_log
-from apo_lightning.rollout.tensor_parallel import SharedRequests, check_tensor_parallel
 from apo_lightning.rollout.vllm_private import (
-    gloo_between_slices,
     layers_left_out,
     layers_with_parameters,
     queued_requests,
     ranks_left_out,
 )
-from apo_lightning.rollout.vllm_weights import held_parts
-from apo_lightning.rollout.weight_sample import HeldPart, WeightSample
 from apo_lightning.types import Completion, GenerationRequest
 
 BLOCK_SIZE = 32  # the minimum of the CPU kernels; at their default of 128, short prompts are never shared
@@ -66,8 +61,6 @@ class VLLMEngine(RolloutEngine):
         max_num_seqs: maximal number of completions decoded at once.
         max_num_batched_tokens: maximal number of tokens in one forward; raised to `max_model_len` if lower.
         enforce_eager: False captures CUDA graphs: faster decoding, slower start. The CPU is always eager.
-        tensor_parallel_size: number of consecutive ranks that share one engine, each with a slice of every matrix.
-            Above 1, `generate` is collective among them.
         gpu_memory_utilization: share of a GPU's memory for the engine's weights, workspace, CUDA graphs, keys and
             values, in (0, 1]; vLLM measures all but the last, which take the rest. The policy, the reference and the
             optimizer's moments, which stay while the engine is awake, need what is left. Read only on a GPU and
@@ -82,18 +75,15 @@ class VLLMEngine(RolloutEngine):
         max_num_seqs: int,
         max_num_batched_tokens: int,
         enforce_eager: bool,
-        tensor_parallel_size: int = 1,
         gpu_memory_utilization: float = 0.3,
-    ):
+    ) -> None:
         super().__init__()
         self.kv_cache_gib = kv_cache_gib
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.enforce_eager = enforce_eager
-        self.tensor_parallel_size = tensor_parallel_size
         self.gpu_memory_utilization = gpu_memory_utilization
         self._llm: Any = None
-        self._group: Any = None
         self._shares_process_group = False
         self._is_kv_cache_asleep = False
 
@@ -135,18 +125,6 @@ class VLLMEngine(RolloutEngine):
                 f"only {', '.join(map(str, CPU_HEAD_SIZES))}: choose engine=transformers"
             )
 
-    def generate(
-        self, requests: Sequence[GenerationRequest], on_finished: FinishedListener | None = None
-    ) -> list[Completion]:
-        """See `RolloutEngine.generate`. Ranks that share an engine call it together, each with its own requests."""
-        if self._group is None:
-            return super().generate(requests, on_finished)
-        shared = SharedRequests.gather(requests, self._group)
-        completions = super().generate(shared.everyone, shared.listener(on_finished, self._group))
-        if torch.distributed.get_rank(self._group) > 0:
-            self.num_preempted = 0  # all ranks of an engine preempt together: only the first counts
-        return [completions[index] for index in shared.mine]
-
     def _start(self, context: EngineContext) -> None:
         self._shares_process_group = torch.distributed.is_initialized()
         if context.world_size > 1 and not self._shares_process_group:
@@ -154,7 +132,6 @@ class VLLMEngine(RolloutEngine):
         if _open:
             # They share vLLM's process groups, which belong to the process: closing one would break the other.
             raise ConfigError("another vLLM engine is open in this process: close it first, or start another process")
-        check_tensor_parallel(self.tensor_parallel_size, context.world_size)
         if context.world_size == 1 and context.device.index not in (None, 0):
             raise ConfigError(
                 f"vLLM would start on cuda:0, not {context.device}: select the GPU by CUDA_VISIBLE_DEVICES"
@@ -167,11 +144,8 @@ class VLLMEngine(RolloutEngine):
             if not LOGGER.handlers:  # otherwise its records reach the console through the root logger
                 LOGGER.addHandler(logging.NullHandler())
                 LOGGER.propagate = False
-            with no_garbage_searched():
-                from vllm import LLM
+            from vllm import LLM
 
-            if context.device.type == "cpu" and self.tensor_parallel_size > 1:
-                stack.enter_context(gloo_between_slices())
             # Lightning binds NCCL's group to the device. For each group that vLLM creates, gloo's included, every
             # rank outside it then joins a split of the trainer's communicator; members do so for NCCL only. The calls
             # are paired by their number. They match because each rank is in one group of each kind, and because no
@@ -191,10 +165,6 @@ class VLLMEngine(RolloutEngine):
         # Starts with different keys compile twice and leave two entries in the cache.
         key = self._llm.llm_engine.vllm_config.compute_hash()
         LOGGER.info("started from %s; configuration hash in the compile cache's key: %s", context.model_dir, key)
-        if self.tensor_parallel_size > 1:
-            from vllm.distributed import get_tp_group
-
-            self._group = get_tp_group().cpu_group
 
     def _arguments(self, context: EngineContext) -> dict[str, Any]:
         is_cpu = context.device.type == "cpu"
@@ -209,7 +179,6 @@ class VLLMEngine(RolloutEngine):
             "hf_overrides": {} if is_cpu else {"head_dtype": "float32"},
             "max_model_len": context.max_model_len,
             "seed": context.seed,
-            "tensor_parallel_size": self.tensor_parallel_size,
             "distributed_executor_backend": "external_launcher" if context.world_size > 1 else "uni",
             **self._memory(is_cpu=is_cpu),
             "max_num_seqs": self.max_num_seqs,
@@ -240,11 +209,6 @@ class VLLMEngine(RolloutEngine):
                 self._is_kv_cache_asleep = False
             [with_parameters] = self._llm.collective_rpc(layers_with_parameters)
         return [message for message in left_out if message.partition(":")[0] in with_parameters]
-
-    def _held(self, samples: Mapping[str, WeightSample]) -> Iterable[HeldPart]:
-        with process_unchanged(), torch.no_grad():
-            [parts] = self._llm.collective_rpc(lambda worker: list(held_parts(worker, samples)))
-        return parts
 
     def _sample(self, requests: Sequence[GenerationRequest], finished: FinishedListener) -> None:
         # Cached blocks of an earlier call belong to old weights. Even with the same weights they change the last bits,
@@ -288,7 +252,7 @@ class VLLMEngine(RolloutEngine):
                 stack.enter_context(default_process_group_kept())
             self._llm.llm_engine.engine_core.shutdown()
         _open.discard(self._llm)
-        self._llm = self._group = None
+        self._llm = None
 
 
 def is_vllm_importable() -> bool:
@@ -313,7 +277,7 @@ def _parameters(request: GenerationRequest) -> Any:
         seed=request.seed,
         stop_token_ids=list(request.stop_token_ids),
         ignore_eos=True,  # only the request's stop tokens count
-        logprobs=0,
+        logprobs=1,
         flat_logprobs=True,
         detokenize=False,
     )
@@ -323,10 +287,12 @@ def _completion(output: Any, version: int) -> Completion:
     """Convert vLLM's `CompletionOutput`; at each position the first log-prob is that of the sampled token."""
     if output.finish_reason not in ("stop", "length"):
         raise RuntimeError(f"vLLM ended a completion with {output.finish_reason!r}, neither stop nor length")
-    logprobs = output.logprobs
+    flat = output.logprobs
+    places = list(zip(flat.start_indices, flat.end_indices, strict=True))
     return Completion(
         token_ids=tuple(output.token_ids),
-        logprobs=tuple(logprobs.logprobs[start] for start in logprobs.start_indices),
+        logprobs=tuple(flat.logprobs[start] for start, _ in places),
+        top_logprobs=tuple(max(flat.logprobs[start:end]) for start, end in places),
         finish_reason=output.finish_reason,
         policy_version=version,
     )

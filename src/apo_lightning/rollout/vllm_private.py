@@ -1,7 +1,4 @@
-"""Access to vLLM's internals: patches, its log and its scheduler. `tests/test_private_doors.py` checks that they exist.
-
-`vllm_weights` reads the attributes of vLLM's layers.
-"""
+"""Access to vLLM's internals: patches, its log, its scheduler. `tests/test_private_doors.py` checks that they exist."""
 
 import logging
 from collections.abc import Iterator
@@ -16,7 +13,7 @@ from torch import Tensor
 def layers_left_out() -> Iterator[list[str]]:
     """Collect vLLM's warnings about layers that received no weights; vLLM raises no error.
 
-    If vLLM changes the wording or the logger, such a layer goes unnoticed unless `held_parts` samples it.
+    If vLLM changes the wording or the logger, only the log-prob gap detects such a layer.
     """
     messages: list[str] = []
 
@@ -46,23 +43,6 @@ def layers_with_parameters(worker: Any) -> set[str]:
     return {
         type(layer).__name__ for layer in worker.get_model().modules() if any(True for _ in layer.parameters(False))
     }
-
-
-@contextmanager
-def gloo_between_slices() -> Iterator[None]:
-    """Make the ranks of a CPU engine reduce over gloo, not over shared memory.
-
-    vLLM gives that memory the same name in all runs on a machine, so that two runs would corrupt each other's sums.
-    The name comes from `VLLM_DIST_IDENT`, which vLLM sets itself. If ranks disagree on the name, vLLM uses gloo.
-    """
-    from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
-
-    make_group_name = _CPUSHMDistributed.make_group_name
-    _CPUSHMDistributed.make_group_name = staticmethod(lambda communicator: f"rank {communicator.rank}")
-    try:
-        yield
-    finally:
-        _CPUSHMDistributed.make_group_name = staticmethod(make_group_name)
 
 
 @contextmanager

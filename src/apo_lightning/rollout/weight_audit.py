@@ -1,6 +1,6 @@
 """Checks that a weight sync is complete: a partly synced engine would sample from a mixture of two policies."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -8,7 +8,6 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from apo_lightning.errors import StaleWeightsError
-from apo_lightning.rollout.weight_sample import WeightSample
 
 
 def parameter_shapes(model_dir: Path) -> dict[str, torch.Size]:
@@ -16,11 +15,6 @@ def parameter_shapes(model_dir: Path) -> dict[str, torch.Size]:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_dir))
     return {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
-
-
-def first(names: Sequence[str]) -> str:
-    """The first five names, as text."""
-    return ", ".join(names[:5]) + ", …" * (len(names) > 5)
 
 
 class WeightAudit:
@@ -32,48 +26,40 @@ class WeightAudit:
 
     Args:
         expected: shape of every parameter.
-        version: of the policy; decides which columns `samples` keeps.
     """
 
-    def __init__(self, expected: Mapping[str, torch.Size], version: int = 0):
+    def __init__(self, expected: Mapping[str, torch.Size]):
         self._expected = expected
-        self._version = version
-        self.samples: dict[str, WeightSample] = {}
-        """Samples of the weights that were passed on, for comparison with what the engine holds."""
         self._seen: set[str] = set()
         self._problems: dict[str, list[str]] = {"missing": [], "unknown": [], "given twice": [], "of another shape": []}
         self._source_error: Exception | None = None
 
     def watch(self, named_weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Pass the stream on, without items that must not be loaded."""
-        while True:
-            try:
-                name, weight = next(named_weights)
-            except StopIteration:
-                return
-            except Exception as error:
-                self._source_error = error
-                return
-            if problem := self._problem(name, weight):
-                self._problems[problem].append(name)
-            else:
-                self._seen.add(name)
-                self.samples[name] = WeightSample.of(weight, self._version)
-                yield name, weight
+        try:
+            for name, weight in named_weights:
+                if name not in self._expected:
+                    self._problems["unknown"].append(name)
+                elif name in self._seen:
+                    self._problems["given twice"].append(name)
+                else:
+                    self._seen.add(name)
+                    if weight.shape == self._expected[name]:
+                        yield name, weight
+                    else:
+                        self._problems["of another shape"].append(name)
+        except Exception as error:
+            self._source_error = error
 
     def verify(self) -> None:
         """Raise the source's exception, or `StaleWeightsError` if the sync was incomplete."""
         if self._source_error is not None:
             raise self._source_error
-        known = self._seen.union(self._problems["of another shape"])
-        self._problems["missing"] = [name for name in self._expected if name not in known]
-        found = [f"{len(names)} {problem} ({first(names)})" for problem, names in self._problems.items() if names]
+        self._problems["missing"] = [name for name in self._expected if name not in self._seen]
+        found = [
+            f"{len(names)} {problem} ({', '.join(names[:5])}{', …' * (len(names) > 5)})"
+            for problem, names in self._problems.items()
+            if names
+        ]
         if found:
             raise StaleWeightsError(f"incomplete weight sync: {'; '.join(found)}")
-
-    def _problem(self, name: str, weight: Tensor) -> str | None:
-        if name not in self._expected:
-            return "unknown"
-        if name in self._seen:
-            return "given twice"
-        return None if weight.shape == self._expected[name] else "of another shape"

@@ -6,9 +6,6 @@ Each name is imported on first use: a mistyped override would otherwise wait for
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# Its module has the same name: imported later, it would stand here in the function's place.
-from apo_lightning.run.user_message import user_message
-
 if TYPE_CHECKING:
     from apo_lightning.run.evaluating import evaluate
     from apo_lightning.run.exporting import export
@@ -16,7 +13,7 @@ if TYPE_CHECKING:
 
 _MODULES = {"evaluate": "evaluating", "export": "exporting", "prepare": "training", "train": "training"}
 
-__all__ = ["evaluate", "export", "prepare", "train", "user_message"]
+__all__ = ["evaluate", "export", "prepare", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,9 +1,11 @@
 """Checks of a run's configuration before any weights are loaded. Each raises one line, or returns."""
 
 import os
+from typing import Any
 
 import torch
 from lightning.fabric.plugins.environments import SLURMEnvironment
+from omegaconf import DictConfig
 from transformers import PretrainedConfig
 
 from apo_lightning.errors import ConfigError
@@ -51,6 +53,16 @@ def check_launch(world_size: int) -> None:
             f"LOCAL_RANK is {os.environ['LOCAL_RANK']} in the environment, which means that a launcher starts the "
             f"{world_size} processes of this run, but MASTER_PORT, where they would meet, is not set: unset "
             "LOCAL_RANK, or start them by torchrun"
+        )
+
+
+def check_strategy(strategy: Any, world_size: int) -> None:
+    """Raise `ConfigError` if `trainer.strategy`, a name or a node, has more or fewer shards than processes."""
+    shards = strategy.get("data_parallel_size", world_size) if isinstance(strategy, DictConfig) else world_size
+    if shards != world_size:
+        raise ConfigError(
+            f"trainer.strategy.data_parallel_size is {shards}, but trainer.devices × trainer.num_nodes is "
+            f"{world_size}: a process holds one shard, so make them equal"
         )
 
 

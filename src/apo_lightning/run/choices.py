@@ -1,19 +1,17 @@
 """The options of config groups: their names, globs over them, and what they instantiate."""
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib.resources import files
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import create_config_search_path
-from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob
-from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from apo_lightning.errors import ConfigError
@@ -31,25 +29,16 @@ def config_folders() -> tuple[Path, ...]:
     return tuple(Path(str(files(path))) if scheme == "pkg" else Path(path or scheme) for scheme, _, path in urls)
 
 
-@contextmanager
-def _hydra() -> Iterator[GlobalHydra]:
-    """Hydra with our folders: that of the running command, or one of its own outside of commands."""
-    is_running = GlobalHydra.instance().is_initialized()
-    with nullcontext() if is_running else initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        yield GlobalHydra.instance()
-
-
 def composed(name: str, overrides: Sequence[str] = (), *, with_hydra: bool = False) -> DictConfig:
     """Compose the primary configuration `name` as the command line does, inside a command or outside of one."""
-    with _hydra():
+    is_running = GlobalHydra.instance().is_initialized()
+    with nullcontext() if is_running else initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         return compose(name, overrides=[*overrides], return_hydra_config=with_hydra)
 
 
-def default_options(name: str) -> list[ResultDefault]:
-    """The files that a primary configuration is composed of by default; later ones override earlier ones."""
-    with _hydra() as hydra:
-        defaults = hydra.config_loader().compute_defaults_list(name, [], RunMode.RUN).defaults
-    return [option for option in defaults if not str(option.config_path).startswith("hydra/")]
+def config_file(name: str) -> Path:
+    """The file of a primary configuration, the first in Hydra's search order."""
+    return next(path for folder in config_folders() if (path := folder / f"{name}.yaml").is_file())
 
 
 def typed_overrides() -> list[str]:

@@ -3,36 +3,32 @@
 The module that does the work is imported last: `--help` and wrong overrides must not wait for torch.
 """
 
-import difflib
 import logging
 import os
-import re
 import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import hydra
+import yaml
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, InstantiationException, MissingConfigException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import MarkedYAMLError
+from omegaconf import DictConfig
 
 from apo_lightning.common.console import say
-from apo_lightning.common.formatting import flatten
-from apo_lightning.errors import ConfigError, Preempted
-from apo_lightning.run.choices import CONFIG_DIR, composed, config_folders, expand_glob, options_of, refuse_null
+from apo_lightning.errors import Preempted
+from apo_lightning.run.choices import CONFIG_DIR, config_file, expand_glob, options_of, refuse_null
 from apo_lightning.run.commands import Command, commands, find_command
-from apo_lightning.run.help_page import FLAGS, command_page, index_page
-from apo_lightning.run.launching import register_resolvers, use_expandable_segments, use_short_spins
-from apo_lightning.run.user_message import user_message
-from apo_lightning.run.value_types import check_numbers
+from apo_lightning.run.launching import end_with_peers, register_resolvers, use_expandable_segments, use_short_spins
+from apo_lightning.run.user_message import misspelt, user_message
+
+HELP = ("-h", "--help")
 
 # On import: a process started by submitit reads its configuration without calling `main`.
 register_resolvers()
@@ -44,53 +40,77 @@ def main(words: Sequence[str] | None = None) -> None:
     # As `python -m` does: a user's rewards, losses and callbacks are found in the working directory.
     if not sys.flags.safe_path and "" not in sys.path and (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
-    try:
-        if not words or words[0] in FLAGS:
-            print(index_page(commands()))
+    with _errors_in_one_line():
+        if not words or words[0] in HELP:
+            print(index_page())
             return
         name, *arguments = words
         command = find_command(name)
-        if any(argument in FLAGS for argument in arguments):
-            print(command_page(command))
-            return
         if command.config is None:
             sys.exit(command.load()(arguments))
-        overrides = command.overrides(arguments)
-        try:
-            _run(command, overrides)
-        except HydraException as error:
-            if (line := misspelt(error, command.config, overrides)) is None:
-                raise
-            sys.exit(f"error: {line}")
+        if set(HELP) & set(arguments):
+            print(help_page(command))
+            return
+        _run(command, command.overrides(arguments))
+
+
+@contextmanager
+def _errors_in_one_line() -> Iterator[None]:
+    """End with one line and status 1 for an error that the user can fix; other errors keep their traceback."""
+    try:
+        yield
     except KeyboardInterrupt:
         say("interrupted")
         sys.exit(128 + signal.SIGINT)
-    except InstantiationException:
-        raise
-    except MarkedYAMLError as error:
-        mark = error.problem_mark
-        sys.exit(f"error: {mark and f'{mark.name}:{mark.line + 1}: '}{error.problem}")
-    except (ConfigError, HydraException, OmegaConfBaseException) as error:
-        sys.exit(f"error: {one_line(error)}")
+    except Exception as error:
+        if (line := user_message(error)) is None:
+            raise
+        sys.exit(f"error: {line}")
 
 
-def _run(command: Command, arguments: Sequence[str]) -> None:
+def index_page() -> str:
+    """One line for every command."""
+    lines = [f"  {name:<10} {command.summary}" for name, command in commands().items()]
+    title = "apo <command> [key=value …]: on-policy RL with verifiable rewards"
+    return "\n".join([title, "", *lines, "", "apo <command> --help shows the options of a command."])
+
+
+def help_page(command: Command) -> str:
+    """The summary, the options of each axis, and the primary configuration, whose comments explain the settings."""
+    assert command.config is not None
+    text = config_file(command.config).read_text()
+    entries = [entry for entry in yaml.safe_load(text)["defaults"] if isinstance(entry, dict)]
+    axes = [axis for entry in entries for axis in entry if axis.isidentifier()]
+    lines = (f"{axis}= {' '.join(options_of(axis))}" for axis in axes)
+    wrapped = [
+        textwrap.fill(line, 80, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+        for line in lines
+    ]
+    does = f" [{' | '.join(command.actions)}]" if command.actions else ""
+    ends = f"All settings, with those of the chosen options: apo {command.name} --cfg job"
+    return "\n".join([f"apo {command.name}{does} [key=value …]: {command.summary}", "", *wrapped, "", text, ends])
+
+
+def _run(command: Command, overrides: Sequence[str]) -> None:
     """Compose the configuration of the command with Hydra, once or for every job of a sweep, and run the command."""
-    primary = command.config
-    assert primary is not None
     # Without it Hydra shortens tracebacks and hides where a bug is.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     use_expandable_segments()
     use_short_spins()
+    end_with_peers()
+    for override in overrides:
+        refuse_null(override)
     typed = sys.argv
-    prefix = typed[: len(typed) - len(arguments)]
+    prefix = typed[: len(typed) - len(overrides)]
 
     def job(cfg: DictConfig) -> None:
         # Lightning starts ranks with this command line, which must contain the command.
         sys.argv = [*prefix, *sys.argv[1:]]
+        hydra_cfg: Any = HydraConfig.get()
+        if hydra_cfg.mode is RunMode.MULTIRUN:
+            say(f"job {hydra_cfg.job.num} of the sweep: {shlex.join(hydra_cfg.overrides.task)}")
         try:
-            check_numbers(cfg, primary)
-            with _job_of_a_sweep(len(prefix)):
+            with _errors_in_one_line():
                 command.load()(cfg)
         except Preempted as stopped:
             say(str(stopped))
@@ -99,29 +119,28 @@ def _run(command: Command, arguments: Sequence[str]) -> None:
 
             # Another status than 0 on the other ranks would make the launcher report a failure.
             sys.exit(Preempted.STATUS if getattr(rank_zero_only, "rank", 0) == 0 else 0)
-        except Exception as error:
-            message = user_message(error)
-            if message is None:
-                raise
+        except SystemExit:
             _forget_refused_run()
-            sys.exit(f"error: {message}")
+            raise
         finally:
             sys.argv = [prefix[0], *sys.argv[len(prefix) :]]
 
-    for argument in arguments:
-        refuse_null(argument)
-    sys.argv = [prefix[0], *map(expand_glob, arguments)]
+    sys.argv = [prefix[0], *map(expand_glob, overrides)]
     try:
-        hydra.main(config_path=str(CONFIG_DIR), config_name=primary, version_base="1.3")(job)()
+        hydra.main(config_path=str(CONFIG_DIR), config_name=command.config, version_base="1.3")(job)()
+    except Exception as error:
+        if (line := misspelt(error, str(command.config), overrides)) is None:
+            raise
+        sys.exit(f"error: {line}")
     finally:
         sys.argv = typed
 
 
 def _forget_refused_run() -> None:
     """Remove the folder of this job if Hydra's copy of its configuration is all it has: `apo watch` would follow it."""
-    hydra: Any = HydraConfig.get()
-    folder = Path(hydra.runtime.output_dir)
-    if hydra.output_subdir is None or [path.name for path in folder.iterdir()] != [hydra.output_subdir]:
+    hydra_cfg: Any = HydraConfig.get()
+    folder = Path(hydra_cfg.runtime.output_dir)
+    if hydra_cfg.output_subdir is None or [path.name for path in folder.iterdir()] != [hydra_cfg.output_subdir]:
         return
     for handler in logging.root.handlers[:]:
         if isinstance(handler, logging.FileHandler):  # a library's last warning would fail to open the job's log
@@ -129,53 +148,9 @@ def _forget_refused_run() -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _job_of_a_sweep(prefix_length: int) -> AbstractContextManager[None]:
-    """`each_job_a_run` in a sweep, else nothing: it imports Lightning, which no report needs."""
-    hydra: Any = HydraConfig.get()
-    if hydra.mode is not RunMode.MULTIRUN:
-        return nullcontext()
-    say(f"job {hydra.job.num} of the sweep: {shlex.join(hydra.overrides.task)}")
-    from apo_lightning.run.sweeping import each_job_a_run
-
-    return each_job_a_run(prefix_length)
-
-
 def continuation(command: str) -> str:
     """The command that continues this run, or this job of a sweep."""
-    hydra: Any = HydraConfig.get()
-    own = [override for override in hydra.overrides.task if not override.startswith("resume=")]
-    words = ["apo", command, *own, f"hydra.run.dir={hydra.runtime.output_dir}", "resume=auto"]
+    hydra_cfg: Any = HydraConfig.get()
+    own = [override for override in hydra_cfg.overrides.task if not override.startswith("resume=")]
+    words = ["apo", command, *own, f"hydra.run.dir={hydra_cfg.runtime.output_dir}", "resume=auto"]
     return f"continue with: {shlex.join(words)}"
-
-
-def misspelt(error: HydraException, config: str, overrides: Sequence[str]) -> str | None:
-    """One line with the nearest key, for a key that does not exist; None: it is another error, or no key is near."""
-    if (found := re.match("Could not override '([^']+)'", str(error))) is None:
-        return None
-    others = [word for word in overrides if "=" in word and word.partition("=")[0] != found[1]]
-    try:
-        known = composed(config, [word.split(",")[0] for word in others])
-    except (HydraException, OmegaConfBaseException):
-        return None
-    keys = flatten(cast("dict[str, Any]", OmegaConf.to_container(known)))
-    groups = (group.name for folder in config_folders() for group in folder.glob("*/"))
-    near = difflib.get_close_matches(found[1], [*keys, *groups], 1)
-    return f"there is no setting {found[1]}: the nearest is {near[0]}" if near else None
-
-
-def one_line(error: BaseException) -> str:
-    """Hydra's message on a wrong override, in one line without the search path."""
-    if isinstance(error, MissingConfigException) and (name := error.missing_cfg_file):
-        group, _, option = name.partition("/")
-        if options := options_of(group):
-            missing = f"there is no configs/{name}.yaml here ({Path.cwd()}) or in the framework"
-            near = difflib.get_close_matches(option, options) or [
-                each for each in options if difflib.get_close_matches(option, [each.rpartition("/")[2]])
-            ]
-            choice = f"{group}={f' or {group}='.join(near)}" if near else f"one of {', '.join(options)}"
-            elsewhere = "name the folder of its configs with -cd FOLDER, and that of its code in PYTHONPATH"
-            return f"{missing}: choose {choice}, or, if it lies elsewhere, {elsewhere}"
-    parts = [str(error).split("Config search path")[0]]
-    if error.__cause__ is not None:
-        parts.append(str(error.__cause__).split("full_key")[0])
-    return " ".join(" ".join(parts).split())

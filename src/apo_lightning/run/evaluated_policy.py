@@ -19,8 +19,7 @@ from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.spec import PolicySpec, describe
 from apo_lightning.run.checks import check_devices, check_dtype, check_launch
-from apo_lightning.run.stages import FINAL, Stage, stages_of
-from apo_lightning.run.trained import TrainedRun, trained_run
+from apo_lightning.run.trained import FINAL, Stage, TrainedRun, stages_of
 
 OF_SAMPLES = (
     "seed", "temperature", "top_p", "num_samples", "limit", "max_completion_tokens", "samples_per_batch", "engine",
@@ -116,7 +115,9 @@ def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept
     checkpoint = cfg.get("checkpoint", FINAL)
     if checkpoint != FINAL and cfg.run is None:
         raise ConfigError(f"checkpoint is {checkpoint}, but there is no run=: name a training run, or leave it out")
-    run = trained_run(Path(str(cfg.run)), overrides) if cfg.run is not None else None
+    if cfg.run is not None and any(override.lstrip("+~").startswith("model") for override in overrides):
+        raise ConfigError("run= brings its own model config: leave model=… out, or give model.path=… without run=")
+    run = TrainedRun.read(Path(str(cfg.run))) if cfg.run is not None else None
     stages = stages_of(run.folder if run else None, checkpoint)
     spec: PolicySpec
     if run is None:

@@ -1,11 +1,15 @@
-"""Processes that torchrun or SLURM started agree on the time at which the run began, which names its folder.
+"""The processes of a launch: the time at which the run began, which names its folder, and the end of one of them.
 
 Every command imports this file to read its configuration; torch and Lightning are imported only when a run begins.
 """
 
 import functools
 import os
+import select
+import signal
+import threading
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydra.core.hydra_config import HydraConfig
@@ -42,6 +46,33 @@ def launch_time() -> datetime:
     if rank == 0:
         store.set("apo_lightning/launch_time", now.isoformat())
     return datetime.fromisoformat(store.get("apo_lightning/launch_time").decode())
+
+
+def end_with_peers() -> None:
+    """Let a rank that another process has started end when a rank that it works with has ended.
+
+    It may be inside a collective that no other rank joins: NCCL waits there for hours, no exception is raised and no
+    Python handler of a signal runs. So a thread watches. Lightning's launcher is the first rank itself: its end is that
+    of this process's parent. torchrun's agent sends SIGTERM to the ranks that are left, and kills them 30 s later; the
+    run's own handler would wait for all ranks, in order to save. An agent that has all its ranks was itself asked to
+    stop, and then the run saves.
+    """
+    if "LOCAL_RANK" not in os.environ:
+        return
+    agent, num_ranks = os.getppid(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    arrived, arrives = os.pipe()
+    os.set_blocking(arrives, False)
+    signal.set_wakeup_fd(arrives, warn_on_full_buffer=False)  # written to at once, whatever the main thread does
+
+    def watch() -> None:
+        while os.getppid() == agent:
+            if select.select([arrived], [], [], 1.0)[0] and signal.SIGTERM in os.read(arrived, 64):
+                ranks = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
+                if "TORCHELASTIC_RUN_ID" in os.environ and len(ranks) < num_ranks:
+                    break
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="end with peers").start()
 
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")

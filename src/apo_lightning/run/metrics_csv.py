@@ -1,16 +1,18 @@
-"""`metrics.csv`: a row a step, whole in the file whenever the process may end."""
+"""The loggers of a run: `metrics.csv`, a row a step, whole in the file whenever the process may end; and others."""
 
+import contextlib
 import csv
 import io
-from collections.abc import Mapping, Sequence
-from itertools import compress
-from operator import not_
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers.logger import Logger
+from hydra.utils import instantiate
+from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from omegaconf import DictConfig, OmegaConf
 
+from apo_lightning.checkpoints.folder import Checkpoint
 from apo_lightning.common.files import write_atomically
 
 NAME = "metrics.csv"
@@ -66,25 +68,41 @@ class MetricsCSV(Logger):
         return text.getvalue().encode()
 
 
-def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """The rows that a run has logged, without empty cells; none if there is no file."""
+def rows_until(folder: Path, step: int, validated_step: int | None) -> list[dict[str, Any]]:
+    """The rows of a run up to a checkpoint after `step` rollouts, without empty cells; later ones are logged again.
+
+    `validated_step` is the last validated step at the checkpoint: the file may have a later validation already.
+    """
     path = folder / NAME
     if not path.is_file():
         return []
     # A power cut may leave the beginning of a row.
     lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    return [{column: value for column, value in row.items() if value != ""} for row in csv.DictReader(lines)]
-
-
-def split_rows(
-    rows: Sequence[dict[str, Any]], step: int, validated_step: int | None
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The rows up to a checkpoint after `step` rollouts, and those after it, which will be logged again.
-
-    `validated_step` is the last validated step at the checkpoint: the file may have a later validation already.
-    """
+    rows = [{column: value for column, value in row.items() if value != ""} for row in csv.DictReader(lines)]
     validated_until = -1 if validated_step is None else validated_step
     # Rows without a reward are of validation passes and of diagnostics that follow them.
-    until = [step if "train/reward" in row else validated_until for row in rows]
-    is_before = [int(row["step"]) <= last for row, last in zip(rows, until, strict=True)]
-    return list(compress(rows, is_before)), list(compress(rows, map(not_, is_before)))
+    return [row for row in rows if int(row["step"]) <= (step if "train/reward" in row else validated_until)]
+
+
+def loggers_of(cfg: DictConfig, output_dir: Path, resumed: Checkpoint | None) -> list[Logger]:
+    """The loggers: `metrics.csv` always, with its rows up to the checkpoint; others by `logger=…`."""
+    kept = []
+    if resumed is not None:
+        kept = rows_until(resumed.folder.parent.parent, resumed.header.position.step, resumed.header.validated_step)
+    others: list[Any] = [instantiate(node) for node in (cfg.logger or {}).values()]
+    for logger in others:
+        logger.log_hyperparams(OmegaConf.to_container(cfg, resolve=True))
+    return [MetricsCSV(output_dir, kept), *others]
+
+
+@contextlib.contextmanager
+def closing(loggers: Sequence[Logger]) -> Iterator[None]:
+    """End the W&B run with the run, successful or not: Lightning would log the next job of a sweep to it."""
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        for logger in loggers:
+            if isinstance(logger, WandbLogger):
+                logger.experiment.finish(exit_code=int(failed))

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import get_type_hints
 
 import lightning.pytorch as pl
 from hydra.utils import instantiate
@@ -14,6 +15,9 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.step.settings import StepSettings
 from apo_lightning.types import Needs
+
+ANNOTATIONS = {"seed": int, **get_type_hints(StepSettings)}
+"""What the settings of a training run are that belong to no `_target_`, for `check_values`."""
 
 
 def step_settings(cfg: DictConfig, source: ProblemSource) -> StepSettings:
@@ -48,5 +52,4 @@ def callbacks_for(cfg: DictConfig, loss: PolicyLoss) -> list[pl.Callback]:
 
 def all_needs(loss: PolicyLoss, callbacks: Sequence[pl.Callback]) -> Needs:
     """The inputs that the loss or any callback needs, for tokens of the step or of its own probes."""
-    declared = (getattr(c, name, Needs()) for c in callbacks for name in ("needs", "probe_needs"))
-    return functools.reduce(Needs.__or__, declared, loss.needs)
+    return functools.reduce(Needs.__or__, (getattr(callback, "needs", Needs()) for callback in callbacks), loss.needs)

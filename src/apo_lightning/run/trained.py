@@ -1,7 +1,7 @@
-"""`run=…`: the part of a training run's configuration that an evaluation reads."""
+"""`run=…`: a training run whose policy is measured or exported, and its points in training."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,16 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
 
+from apo_lightning.checkpoints import snapshots_of
+from apo_lightning.checkpoints.folder import Checkpoint, Position
+from apo_lightning.common.console import say
 from apo_lightning.common.files import read_yaml_text
 from apo_lightning.errors import ConfigError, in_brief
 from apo_lightning.run.choices import targets_of
 
-ONLY_READ = ("checkpoints", "rollouts")
-"""Folders of a run that no command writes to afterwards: a link in them may lead to another disk."""
+FINAL, ALL, BASE = "final", "all", "base"
+ONLY_READ = ("checkpoints", "rollouts", "wandb")
+"""Folders of a run that no command writes to: a link in them may lead to another disk, and one of W&B does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +38,25 @@ class TrainedRun:
     overrides: tuple[str, ...]
     """The run's Hydra overrides, as typed."""
     seed: int
+
+    @classmethod
+    def read(cls, folder: Path) -> "TrainedRun":
+        """Read a training run's folder; raises `ConfigError` if it is none."""
+        if not (folder / ".hydra" / "config.yaml").is_file():
+            raise ConfigError(f"run={folder} is no training run (it has no .hydra/config.yaml): give the folder of one")
+        _refuse_links_out_of(folder)
+        composed, hydra, typed = (
+            _read(folder / ".hydra" / f"{name}.yaml") for name in ("config", "hydra", "overrides")
+        )
+        return cls(
+            folder=folder,
+            reference=composed.model,
+            data=composed.data,
+            lora=composed.policy.lora,
+            algo=str(hydra.hydra.runtime.choices.algo),
+            overrides=tuple(typed),
+            seed=int(composed.seed),
+        )
 
     def instantiate(self, node: DictConfig | None, group: str) -> Any:
         """Make the object of a node of this run; None if the node is None.
@@ -68,26 +91,6 @@ class TrainedRun:
         return model
 
 
-def trained_run(folder: Path, overrides: Sequence[str]) -> TrainedRun:
-    """Read a training run's folder, given an evaluation's overrides; raises `ConfigError` if it is none."""
-    config = folder / ".hydra" / "config.yaml"
-    if not config.is_file():
-        raise ConfigError(f"run={folder} is no training run (it has no .hydra/config.yaml): give the folder of one")
-    if any(override.lstrip("+~").startswith("model") for override in overrides):
-        raise ConfigError("run= brings its own model config: leave model=… out, or give model.path=… without run=")
-    _refuse_links_out_of(folder)
-    composed, hydra, typed = (_read(folder / ".hydra" / f"{name}.yaml") for name in ("config", "hydra", "overrides"))
-    return TrainedRun(
-        folder=folder,
-        reference=composed.model,
-        data=composed.data,
-        lora=composed.policy.lora,
-        algo=str(hydra.hydra.runtime.choices.algo),
-        overrides=tuple(typed),
-        seed=int(composed.seed),
-    )
-
-
 def _read(path: Path) -> Any:
     try:
         return OmegaConf.create(read_yaml_text(path))
@@ -115,3 +118,47 @@ def _refuse_links_out_of(folder: Path) -> None:
         for path in (Path(parent, name) for name in (*folders, *files)):
             if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
                 raise ConfigError(f"run={folder}: the link {path.relative_to(folder)} leads out of it; remove the link")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One point of a training run."""
+
+    step: int | None = None
+    """Finished training steps, 0 for the model before training; None: the final weights."""
+    snapshot: Checkpoint | None = None
+    """The snapshot with the weights; None: the policy is loaded with them."""
+
+    @property
+    def folder(self) -> str:
+        """The folder of its results, relative to that of the evaluation."""
+        return "" if self.step is None else Position(step=self.step).name
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """Sizes and checksums of the snapshot's files, which identify the weights before they are read."""
+        if self.step is None:
+            return {}
+        return {"snapshot": BASE if self.snapshot is None else dict(self.snapshot.header.files)}
+
+
+def stages_of(run: Path | None, checkpoint: str) -> tuple[Stage, ...]:
+    """The stages of a run that `checkpoint` (final, base, all or a snapshot's name) selects; raises `ConfigError`."""
+    if checkpoint == FINAL or run is None:
+        return (Stage(),)
+    snapshots, refused = snapshots_of(run)
+    for line in refused:
+        say(f"skipped: {line}")
+    named = {BASE: Stage(step=0)} | {
+        found.folder.name: Stage(step=found.header.position.step, snapshot=found) for found in snapshots
+    }
+    if checkpoint == ALL and len(named) > 1:
+        return tuple(named.values())
+    if checkpoint in named:
+        return (named[checkpoint],)
+    if not snapshots:
+        raise ConfigError(
+            f"checkpoint={checkpoint}: {run} has no snapshots: train with checkpoint.snapshot_every=5, say, or "
+            f"measure its end with checkpoint={FINAL}"
+        )
+    raise ConfigError(f"checkpoint={checkpoint}: {run} has {', '.join([FINAL, ALL, *named])}")

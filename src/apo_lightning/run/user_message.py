@@ -3,90 +3,110 @@
 import difflib
 import errno
 import inspect
-import sys
+import re
 import traceback
-from dataclasses import is_dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
-import hydra
-from hydra.errors import InstantiationException
+from hydra.errors import HydraException, InstantiationException, MissingConfigException
 from hydra.utils import get_object
-from omegaconf.errors import InterpolationKeyError
+from omegaconf import OmegaConf
+from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
+from yaml import MarkedYAMLError
 
-from apo_lightning.errors import ConfigError, NonfiniteError, StaleWeightsError, VerifierError, in_brief
+from apo_lightning.common.formatting import flatten
+from apo_lightning.errors import ConfigError, NonfiniteError, StaleWeightsError, VerifierError
+from apo_lightning.run.choices import composed, config_folders, options_of
 
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SHOWN = (ConfigError, NonfiniteError, StaleWeightsError, VerifierError)
-SMALLER = "give a smaller tokens_per_microbatch, or model.gradient_checkpointing=true"
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on a GPU or a CPU; torch is not imported for it."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return bool(names & {"OutOfMemoryError", "MemoryError"}) or "can't allocate memory" in str(error)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+LOST_PEER = ("gloo/transport", "Connection closed by peer", "ncclRemoteError")
+"""What torch says of a collective whose other end is gone."""
 
 
 def user_message(error: BaseException) -> str | None:
     """One line for an error that the user can fix, or that has such a cause; None: a bug, which needs its traceback."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, SHOWN):
-            return str(cause)
-        if isinstance(cause, InstantiationException) and (line := _misnamed(cause)) is not None:
+        if (line := _line_of(cause)) is not None:
             return line
-        if isinstance(cause, InterpolationKeyError):
-            # One chosen option reads a key that no other has: `reward=puzzle` reads `data.puzzle`.
-            what = str(cause).splitlines()[0]
-            group, dot, _ = what.split("'")[1].partition(".")
-            if not dot:
-                return f"{what}: a configuration names it in ${{…}}, and no setting has that name"
-            return f"{what}: an option reads it that the chosen {group}= does not go with; choose another of the two"
-        if is_out_of_memory(cause):
-            return f"out of memory: {str(cause).partition('. ')[0]}; {SMALLER}, then continue the run with resume=auto"
-        if isinstance(cause, OSError) and cause.errno in NO_SPACE:
-            where = f" {cause.filename}" if cause.filename else ""
-            return f"cannot write{where}: {cause.strerror}; make room, then continue the run with resume=auto"
         cause = cause.__cause__
     return None
 
 
+def _line_of(error: BaseException) -> str | None:
+    names = {kind.__name__ for kind in type(error).__mro__}  # torch is not imported for its errors
+    text = str(error)
+    if isinstance(error, SHOWN):
+        return text
+    if isinstance(error, MarkedYAMLError):
+        return f"{error.problem_mark and f'{error.problem_mark.name}:{error.problem_mark.line + 1}: '}{error.problem}"
+    if isinstance(error, InstantiationException):
+        return _misnamed(error)
+    if isinstance(error, InterpolationKeyError) and "." in (key := text.split("'")[1]):
+        group = key.partition(".")[0]
+        return f"{key}: the chosen {group}= has no such key, and another option reads it; choose another of the two"
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return _not_composed(error)
+    if names & {"OutOfMemoryError", "MemoryError"} or "can't allocate memory" in text:
+        smaller = "give a smaller tokens_per_microbatch, or model.gradient_checkpointing=true"
+        return f"out of memory: {text.partition('. ')[0]}; {smaller}, then continue the run with resume=auto"
+    if isinstance(error, OSError) and error.errno in NO_SPACE:
+        where = f" {error.filename}" if error.filename else ""
+        return f"cannot write{where}: {error.strerror}; make room, then continue the run with resume=auto"
+    if isinstance(error, RuntimeError) and any(words in text for words in LOST_PEER):
+        return (
+            "another rank of this run has ended: read its own error; if it has none, it was killed, perhaps by the "
+            "kernel of a machine without memory (see dmesg)"
+        )
+    return None
+
+
 def _misnamed(error: InstantiationException) -> str | None:
-    """A message for a node whose `_target_` is missing or refuses its keys; None: it was called, and failed itself."""
+    """A message for a `_target_` that cannot be imported or refuses its keys; None: its own code failed."""
     cause, (what, _, key) = error.__cause__, str(error).partition("\nfull_key: ")
-    if isinstance(cause, ImportError) and what.startswith("Error locating target"):
-        target = what.split("'")[1]
-        return f"{key}._target_: {_not_found(target, cause)}"
-    if what.startswith("Expected a callable target"):
-        return f"{key}._target_ is no class or function: give the dotted name of one"
+    if what.startswith("Error locating target"):
+        root = cause and (cause.__cause__ or cause)
+        return f"{key}._target_ is {what.split(chr(39))[1]}: {type(root).__name__}: {root}"
     if not isinstance(cause, TypeError) or not what.startswith("Error in call to target"):
-        return None
+        return None if what.startswith("Error in call") else f"{key}: {what}"
     target = what.split("'")[1]
-    called = get_object(target)
-    module = inspect.getmodule(called)
-    if any(frame.filename == getattr(module, "__file__", None) for frame in traceback.extract_tb(cause.__traceback__)):
+    own_file = getattr(inspect.getmodule(get_object(target)), "__file__", None)
+    if any(frame.filename == own_file for frame in traceback.extract_tb(cause.__traceback__)):
         return None
-    # `is_dataclass` holds for a subclass of one, whose own fields are none without the decorator.
-    if is_dataclass(called) and "__dataclass_fields__" not in vars(called):
-        return f"{key}: {cause}; write @dataclass above {target}, else what it declares is no setting"
-    own = "if your file names another class, write _self_ last in its defaults"
-    return f"{key}: {cause}; give what {target} takes, and nothing else, or, {own}"
+    return (
+        f"{key}: {cause}; give what {target} takes, and nothing else. Is _self_ last in the defaults of your file, and "
+        "@dataclass above a class of yours that declares fields?"
+    )
 
 
-def _not_found(target: str, error: ImportError) -> str:
-    """Why a dotted name is no class or function: no such module, no such name in it, or the import fails."""
-    root = error.__cause__ or error
-    if not isinstance(root, ModuleNotFoundError) or root.name is None or not f"{target}.".startswith(f"{root.name}."):
-        frame = traceback.extract_tb(root.__traceback__)[-1]
-        if Path(frame.filename).is_relative_to(Path(hydra.__file__).parent):
-            return f"{target}: {in_brief(root)}"
-        what, file, line = in_brief(root), frame.filename, frame.lineno
-        if isinstance(root, SyntaxError):
-            what, file, line = root.msg, root.filename, root.lineno
-        return f"the import of {target} fails: {type(root).__name__}: {what} ({file}:{line})"
-    if "." not in root.name:
-        remedy = "start where it lies, or name its folder in PYTHONPATH"
-        return f"there is no module {root.name} in {Path.cwd()} or on PYTHONPATH: {remedy}"
-    parent, _, name = root.name.rpartition(".")
-    public = [known for known in vars(sys.modules[parent]) if not known.startswith("_")]
-    near = difflib.get_close_matches(name, public, 1)
-    return f"{parent} has no {name}{f': the nearest is {near[0]}' if near else ''}"
+def _not_composed(error: Exception) -> str:
+    """Hydra's or OmegaConf's message on a wrong override, in one line; a missing option with the nearest ones."""
+    if isinstance(error, MissingConfigException) and (name := error.missing_cfg_file):
+        group, _, option = name.partition("/")
+        if options := options_of(group):
+            near = difflib.get_close_matches(option, options) or [
+                each for each in options if difflib.get_close_matches(option, [each.rpartition("/")[2]])
+            ]
+            choice = f"{group}={f' or {group}='.join(near)}" if near else f"one of {', '.join(options)}"
+            return (
+                f"there is no configs/{name}.yaml here ({Path.cwd()}) or in the framework: choose {choice}, or, if it "
+                "lies elsewhere, name the folder of its configs with -cd FOLDER, and that of its code in PYTHONPATH"
+            )
+    parts = [str(error).split("Config search path")[0]]
+    if error.__cause__ is not None:
+        parts.append(str(error.__cause__))
+    return re.sub(r"\s+", " ", " ".join(parts).split("full_key")[0]).strip()
+
+
+def misspelt(error: Exception, config: str, overrides: Sequence[str]) -> str | None:
+    """One line with the nearest key, for a key that does not exist; None: it is another error, or no key is near."""
+    found = re.match("Could not override '([^']+)'", str(error)) if isinstance(error, HydraException) else None
+    if found is None:
+        return None
+    choices = [word.split(",")[0] for word in overrides if options_of(word.partition("=")[0])]
+    keys = flatten(cast("dict[str, Any]", OmegaConf.to_container(composed(config, choices))))
+    groups = (group.name for folder in config_folders() for group in folder.glob("*/"))
+    near = difflib.get_close_matches(found[1], [*keys, *groups], 1)
+    return f"there is no setting {found[1]}: the nearest is {near[0]}" if near else None

@@ -1,96 +1,48 @@
-"""Refuses what is no number, or not true or false, where one is needed, before anything is made of a configuration."""
+"""Refuses a value of the wrong kind before anything is made of a configuration."""
 
 import inspect
-from collections.abc import Iterator, Mapping
-from types import NoneType, UnionType
-from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from typing import Any
 
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.run.choices import config_folders
 
-_WANTED = {float: "a number", int: "a whole number", bool: "true or false"}
-"""What is asked for in words; of several kinds the first."""
-_PLAIN = {*_WANTED, NoneType}
+STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True)
 
 
-def check_numbers(cfg: DictConfig, primary: str) -> None:
-    """Raise `ConfigError` for another kind of value than the number, or true or false, in the primary configuration.
+def check_values(cfg: DictConfig, annotations: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for a value that the annotation of its argument excludes, such as `optimizer.lr=1e-6x`.
 
-    For all commands, and without imports: `apo evaluate seed=first` need not wait for torch.
+    Every `_target_` of the configuration is imported; `instantiate` has the message on one that cannot be. The
+    `annotations` are of the configuration's own keys.
     """
-    file = next(path for folder in config_folders() if (path := folder / f"{primary}.yaml").is_file())
-    for key, default in _leaves(OmegaConf.to_container(OmegaConf.load(file))):
-        if type(default) in _WANTED:
-            _check(key, OmegaConf.select(cfg, key), {type(default), NoneType})  # many are off when null
+    _check_node("", OmegaConf.to_container(cfg, resolve=True), annotations)
 
 
-def check_arguments(cfg: DictConfig, root: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for what is no number, or not true or false, where the class of a `_target_` annotates one.
-
-    Imports every target of the configuration; `instantiate` has the message on one that cannot be imported. `root` has
-    the annotations of the configuration's own keys.
-    """
-    for name, node in cast("dict[str, Any]", OmegaConf.to_container(cfg, resolve=True)).items():
-        _check_node(name, node, set(_alternatives(root.get(name))))
-
-
-def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in node.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def _check_node(key: str, node: Any, kinds: set[Any]) -> None:
-    """Check a value, which should be of these kinds, and all that it holds."""
-    target = node.get("_target_") if isinstance(node, Mapping) else None
-    if target is None:
-        _check(key, node, kinds)
-    inner = _kinds_of(target) if target else {}
-    items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
-    for name, each in items:
-        _check_node(f"{key}.{name}", each, inner.get(str(name), set()))
-
-
-def _kinds_of(target: str) -> Mapping[str, set[Any]]:
-    """What a target takes, by argument; nothing if it, or one of its annotations, cannot be found."""
+def _check_node(key: str, node: Any, annotations: Mapping[str, Any]) -> None:
+    if isinstance(node, dict | list):
+        inner = annotations if not key else _annotations(node)
+        for name, value in node.items() if isinstance(node, dict) else enumerate(node):
+            _check_node(f"{key}.{name}" if key else str(name), value, inner)
+        return
+    annotation = annotations.get(key.rpartition(".")[2], Any)
     try:
-        return _kinds(get_object(target))
+        TypeAdapter(annotation, config=STRICT).validate_python(node)
+    except ValidationError as error:
+        said = "null" if node is None else repr(node)
+        raise ConfigError(f"{key} is {said}: {error.errors()[0]['msg'].replace('Input', 'it')}") from error
+    except PydanticUserError:  # of an annotation that pydantic cannot read, the class itself is the judge
+        return
+
+
+def _annotations(node: Any) -> Mapping[str, Any]:
+    """Annotations of the arguments of the node's `_target_`; none if it has none, or they cannot be read."""
+    try:
+        parameters = inspect.signature(get_object(node["_target_"]), eval_str=True).parameters.values()
+        known = [each for each in parameters if each.annotation is not each.empty]
+        return {each.name: each.annotation | None if each.default is None else each.annotation for each in known}
     except Exception:
         return {}
-
-
-def _kinds(called: Any) -> dict[str, set[Any]]:
-    hints = get_type_hints(called.__init__ if inspect.isclass(called) else called)
-    kinds = {name: set(_alternatives(hint)) for name, hint in hints.items()}
-    for name, parameter in inspect.signature(called).parameters.items():
-        if parameter.default is None:  # allowed, whatever the annotation says
-            kinds.get(name, set()).add(NoneType)
-    return kinds
-
-
-def _alternatives(hint: Any) -> Iterator[Any]:
-    if get_origin(hint) in (Union, UnionType):
-        for each in get_args(hint):
-            yield from _alternatives(each)
-    else:
-        yield hint
-
-
-def _check(key: str, value: Any, kinds: set[Any]) -> None:
-    """Refuse a value if its kinds have a number or a truth value, and it is none and of no other kind."""
-    wanted = next((words for kind, words in _WANTED.items() if kind in kinds), None)
-    # An int is a number of any kind, and 0 and 1 are truth values: Python takes them so.
-    is_plain = isinstance(value, int) or (isinstance(value, float) and float in kinds)
-    is_allowed = is_plain or (value is None and NoneType in kinds)
-    if wanted and not is_allowed and not any(_may_be(value, kind) for kind in kinds - _PLAIN):
-        raise ConfigError(f"{key} is {'null' if value is None else repr(value)}: give {wanted}")
-
-
-def _may_be(value: Any, kind: Any) -> bool:
-    """Whether a value may be of a kind that is no plain number; what is no class, such as `Any`, is not judged."""
-    return not isinstance(kind, type) or isinstance(value, kind)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from apo_lightning.logprobs.detached import DetachedHead
 from apo_lightning.model.packing import Microbatch
-from apo_lightning.step.minibatch_plan import Minibatch, StepPlan
 from apo_lightning.step.part import Setup
+from apo_lightning.step.plan import Minibatch, StepPlan
 from apo_lightning.types import Anchor, LossInputs, TokenStatistics, detached
 
 

@@ -5,7 +5,7 @@ import math
 
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.errors import NonfiniteError
-from apo_lightning.step.minibatch_plan import Minibatch
+from apo_lightning.step.plan import Minibatch
 from apo_lightning.step.update_record import MinibatchGradient
 
 _logger = logging.getLogger(__name__)

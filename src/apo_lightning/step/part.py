@@ -15,8 +15,9 @@ from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.packing import Microbatch, PackedSequences
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
-from apo_lightning.step.minibatch_plan import Minibatch, StepPlan, equalize_microbatches
+from apo_lightning.step.assignment import assign
 from apo_lightning.step.nonfinite import NonfiniteSteps
+from apo_lightning.step.plan import Minibatch, StepPlan, equalize_microbatches
 from apo_lightning.step.settings import StepSettings
 from apo_lightning.step.table import StepTable
 from apo_lightning.step.update_record import MinibatchGradient
@@ -49,6 +50,12 @@ class Setup:
         for part in self.parts:
             needs |= part.needs
         return needs
+
+    def table(self, rollouts: Rollouts, advantages: Advantages) -> StepTable:
+        """The table of a step from the rollouts that this rank sampled, and their advantages; collective."""
+        num_minibatches = self.settings.minibatches_per_step
+        assignment = assign(rollouts, advantages, self.needs, num_minibatches, self.ranks, self.device)
+        return StepTable(rollouts, advantages, self.device, assignment)
 
     def microbatches(self, sequences: PackedSequences, completions: Sequence[int]) -> list[Microbatch]:
         """Micro-batches of these completions, equally many on all ranks; see `equalize_microbatches`. Collective."""

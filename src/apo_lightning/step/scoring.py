@@ -3,8 +3,8 @@
 import torch
 
 from apo_lightning.distributed.root_params import unsharded_root
-from apo_lightning.step.minibatch_plan import StepPlan
 from apo_lightning.step.part import Setup
+from apo_lightning.step.plan import StepPlan
 
 
 def score_reference(setup: Setup, plan: StepPlan) -> None:

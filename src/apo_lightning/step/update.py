@@ -14,8 +14,8 @@ from apo_lightning.distributed.ranks import clip_grad_norm, zero_gradient
 from apo_lightning.distributed.root_params import grad_sync, unsharded_root
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.step.loss_inputs import LossReader
-from apo_lightning.step.minibatch_plan import Minibatch, StepPlan
 from apo_lightning.step.part import Setup
+from apo_lightning.step.plan import Minibatch, StepPlan
 from apo_lightning.step.update_record import MinibatchGradient, TokenLosses, total_loss
 
 

@@ -12,7 +12,7 @@ from apo_lightning.distributed.gathering import items_of_all_ranks
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.flops import Work, work_of
-from apo_lightning.step.minibatch_plan import Minibatch
+from apo_lightning.step.plan import Minibatch
 from apo_lightning.step.table import StepTable
 from apo_lightning.types import LossOutput
 

@@ -5,12 +5,12 @@ import pytest
 import torch
 from hydra.utils import instantiate
 
+import apo_lightning.callbacks.distribution_monitor
 from apo_lightning.callbacks import DistributionMonitor
-from apo_lightning.callbacks.distribution_monitor import join, support_facts
+from apo_lightning.callbacks.distribution_monitor import support_facts
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, GRPO
-from apo_lightning.run.settings import callbacks_for
-from apo_lightning.types import Anchor, LossInputs, Needs
+from apo_lightning.types import Anchor, Needs
 from composing import composed, names
 from factories import make_step
 
@@ -69,7 +69,6 @@ def test_the_numbers_derived_by_hand(step):
         "support/entropy_incorrect": 3.0,
         "support/max_prob_correct": 0.25,
         "support/max_prob_incorrect": 0.25,
-        "support/saturated_fraction": 0.5,  # 5 > 2.5
         "support/anchor_ratio_p10": 0.95,  # a tenth of the way from 0.5 to 5
         "support/anchor_ratio_p50": 2.75,
         "support/anchor_ratio_p90": 4.55,
@@ -77,96 +76,23 @@ def test_the_numbers_derived_by_hand(step):
         "support/ref_anchor_mass_p50": 0.32,
         "support/ref_anchor_mass_p90": 0.544,
     }
-    shares = {name: metrics.pop(name) for name in list(metrics) if "pull_share" in name}
     assert metrics == pytest.approx(expected, abs=1e-6)
-    assert sum(shares.values()) == pytest.approx(1)
-    # Without anchors of its own a loss has no edge beyond which they would not move it.
-    del expected["support/saturated_fraction"]
     assert watching(GRPO(), anchor_size=2).on_step(step) == pytest.approx(expected, abs=1e-6)
-
-
-# κ = (λ − (1 − ε))/β; on the wrong tokens r_anchor is 0.5 and 5.
-@pytest.mark.parametrize(
-    ("loss", "edge", "saturated"),
-    [
-        (APO(anchor_size=2), 2.5, 0.5),
-        (APO(anchor_size=2, pull_coef=0.04), 6.25, 0.0),
-        (APO(anchor_size=2, pull_coef=0.0), math.inf, 0.0),
-        (APO(anchor_size=2, push_coef=1.0), 2.0, 0.5),
-        (APO(anchor_size=2, push_coef=0.84, pull_coef=0.03, clip_eps=0.2), 4 / 3, 0.5),
-        (APO(anchor_size=2, push_coef=1.3, pull_coef=1.0, clip_eps=0.75, clip_eps_high=0.1), 1.05, 0.5),
-        (APO(anchor_size=2, push_coef=1.3, pull_coef=0.2, clip_eps=0.75), 5.25, 0.0),
-    ],
-)
-def test_saturation_begins_where_the_loss_that_runs_says(step, loss, edge, saturated):
-    assert loss.saturated_above == pytest.approx(edge)
-    assert watching(loss).on_step(step)["support/saturated_fraction"] == saturated
-
-
-EDGES = {"pull_0.0": math.inf, "pull_0.01": 25.0, "pull_0.02": 12.5, "pull_0.05": 5.0, "push_1.0": 2.0, "push_1.1": 3.0}
-
-
-@pytest.mark.parametrize("run", [*EDGES, "anchor_4", "anchor_16"])
-def test_the_papers_sensitivity_runs_are_each_watched_at_their_own_edge_and_size(run):
-    cfg = composed(f"experiment=paper/sensitivity_{run}")
-    [monitor] = [c for c in callbacks_for(cfg, instantiate(cfg.algo.loss)) if isinstance(c, DistributionMonitor)]
-    assert monitor.apo.saturated_above == pytest.approx(EDGES.get(run, 2.5))
-    assert monitor.needs.anchor_size == {"anchor_4": 4, "anchor_16": 16}.get(run, 8)
-
-
-def test_the_edge_of_saturation_is_where_the_gradient_of_the_loss_ends(step):
-    """At r = 1 the losses of both sides of κ differ in their gradient: none beyond, some before."""
-    loss = APO(anchor_size=2, pull_coef=0.05)
-    log_half = torch.tensor([0.5]).log()
-    for factor, moves in ((0.99, True), (1.01, False)):
-        z_ref = 0.1
-        logprobs = torch.tensor([[0.5, z_ref * loss.saturated_above * factor]]).log().requires_grad_()
-        anchor = Anchor(
-            token_ids=torch.tensor([[3, 7]]), ref_logprobs=torch.tensor([[0.5, z_ref]]).log(), logprobs=logprobs
-        )
-        output = loss(
-            LossInputs(
-                token_ids=torch.tensor([3]),
-                sequence_ids=torch.tensor([0]),
-                logprobs=log_half,
-                old_logprobs=log_half,
-                advantages=torch.tensor([-1.0]),
-                is_correct=torch.tensor([False]),
-                anchor=anchor,
-            )
-        )
-        (gradient,) = torch.autograd.grad(output.per_token.sum(), logprobs)
-        assert bool(gradient.any()) is moves
 
 
 def test_the_anchor_set_is_that_of_the_loss(step):
     # Token 11 with y among its anchors: r = (0.5 + 0.2)/(0.95 + 0.04), and of token 10, which y is no part of, 0.5.
     naive = watching(APO(anchor_size=2, exclude_sampled=False)).on_step(step)
     assert naive["support/anchor_ratio_p50"] == pytest.approx((0.5 + 0.7 / 0.99) / 2, abs=1e-6)
-    assert naive["support/saturated_fraction"] == 0
 
 
 @pytest.mark.parametrize("algo", names("algo"))
-def test_the_size_of_the_support_is_the_losss_own(algo):
+def test_the_size_of_the_support_is_the_losss_own_or_the_papers_unless_it_is_given(algo):
     loss = instantiate(composed(f"algo={algo}").algo.loss)
-    monitor = instantiate(composed().callbacks.monitor)
-    monitor.prepare(loss)
-    assert monitor.needs.anchor_size == 8
+    assert watching(loss).needs == Needs(ref_logprobs=True, anchor_size=8)
+    assert watching(loss, anchor_size=12).needs.anchor_size == 12
     if isinstance(loss, APO):
-        monitor.prepare(replace(loss, anchor_size=16))
-        assert monitor.needs == Needs(ref_logprobs=True, anchor_size=16)
-
-
-def test_the_support_can_be_looked_at_wider_than_the_loss_anchors(step):
-    # K = 1 as in the test below; the coverage is that of K = 2.
-    metrics = watching(APO(anchor_size=1), anchor_size=2).on_step(step)
-    assert metrics["support/coverage_incorrect"] == pytest.approx(0.5)
-    assert metrics["support/anchor_ratio_p50"] == pytest.approx(0.25)
-    assert watching(APO(anchor_size=4), anchor_size=12).needs == Needs(ref_logprobs=True, anchor_size=12)
-    assert watching(GRPO(), anchor_size=16).needs == Needs(ref_logprobs=True, anchor_size=16)
-    narrow = watching(APO(anchor_size=2), anchor_size=1).on_step(step)
-    assert narrow["support/coverage_incorrect"] == pytest.approx(0.35)
-    assert narrow["support/saturated_fraction"] == 0.5
+        assert watching(replace(loss, anchor_size=16)).needs.anchor_size == 16
 
 
 def test_a_smaller_support_reads_only_its_own_slots(step):
@@ -200,58 +126,11 @@ def test_a_slot_that_the_reference_gives_no_probability_is_no_anchor():
     assert support_facts(step.tokens, 2).anchor_ratio.tolist() == pytest.approx([0.5, 0.5])
 
 
-def test_the_shares_of_the_pull_by_the_references_probability_of_the_token():
-    """|A| = 1 on both wrong tokens, the third is correct: no pull.
-
-    token 10: r = 0.5, Σ_S π = 0.2: pull 0.5·0.8 = 0.4, π_ref(y) = 0.05
-    token 11: r = 2.0, Σ_S π = 0.4: pull 2.0·0.6 = 1.2, π_ref(y) = 0.95
-    """
-    step = anchored_step(
-        [[(7, 0.4, 0.4)], [(7, 0.4, 0.2)], [(7, 0.2, 0.4)]],
-        statuses=("correct", "incorrect"),
-        lengths=[1, 2],
-        ref_probs=[0.6, 0.05, 0.95],
-    )
-    shares = {name: value for name, value in watching(APO(anchor_size=1)).on_step(step).items() if "pull" in name}
-    assert shares == pytest.approx(
-        {
-            "support/pull_share_0_to_0.01": 0.0,
-            "support/pull_share_0.01_to_0.1": 0.25,
-            "support/pull_share_0.1_to_0.5": 0.0,
-            "support/pull_share_0.5_to_0.9": 0.0,
-            "support/pull_share_0.9_to_1": 0.75,
-        },
-        abs=1e-6,
-    )
-
-
-def test_what_is_saturated_or_not_triggered_pulls_no_more_and_without_a_pull_there_are_no_shares(step):
-    # Token 11 (r = 5) is beyond 2.5, not beyond 5.
-    low, high = "support/pull_share_0.01_to_0.1", "support/pull_share_0.9_to_1"
-    assert watching(APO(anchor_size=2)).on_step(step)[low] == pytest.approx(1.0)
-    shares = watching(APO(anchor_size=2, pull_coef=0.04)).on_step(step)
-    assert shares[high] == pytest.approx(5 * 0.8 / (5 * 0.8 + 0.5 * 0.7))
-    for loss in (APO(anchor_size=2, pull_coef=0.0), GRPO()):
-        assert not any("pull" in name for name in watching(loss).on_step(step))
-    # The correct token with A < 0, as length shaping gives it, is pulled unless the trigger asks for the verdict.
-    tokens = replace(step.tokens, advantages=-torch.ones(3))
-    shares = watching(APO(anchor_size=2)).on_step(replace(step, tokens=tokens))
-    assert 0 < shares[low] < 1
-    assert watching(APO(anchor_size=2, trigger="incorrect")).on_step(replace(step, tokens=tokens))[low] == 1
-
-
-def test_the_parts_of_two_ranks_are_the_whole(step):
-    whole = support_facts(step.tokens, 2)
-    first = torch.tensor([True, False, False])
-    joined = join([whole.select(first), whole.select(~first)])
-    assert torch.equal(joined.coverage, whole.coverage)
-    assert torch.equal(joined.is_correct, whole.is_correct)
-
-
-def test_what_it_needs_is_declared():
-    assert DistributionMonitor(anchor_size=4).needs == Needs(ref_logprobs=True, anchor_size=4)
-    assert DistributionMonitor(every_n_steps=5).is_due(10)
-    assert not DistributionMonitor(every_n_steps=5).is_due(11)
+def test_the_tokens_of_other_ranks_are_measured_too(step, monkeypatch):
+    monkeypatch.setattr(apo_lightning.callbacks.distribution_monitor, "from_all_ranks", lambda facts: [facts, facts])
+    metrics = watching(APO(anchor_size=2)).on_step(step)
+    assert metrics["support/num_tokens"] == 6.0
+    assert metrics["support/coverage_incorrect"] == pytest.approx(0.5)
 
 
 def test_no_reference_is_an_error_and_not_an_empty_row():

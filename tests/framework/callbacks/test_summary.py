@@ -4,12 +4,10 @@ import math
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 from torch import nn
 
-from apo_lightning.callbacks import RunSummary
-from apo_lightning.callbacks.curves import curves_png
-from apo_lightning.callbacks.run_history import RunHistory, first_and_last, held_out_change
+from apo_lightning.callbacks import RunSummary, StepCallback
+from apo_lightning.callbacks.summary import first_and_last, held_out_change
 from apo_lightning.model.fingerprint import weights_sha256
 from factories import make_step, make_validation
 
@@ -48,7 +46,6 @@ def test_a_run_leaves_its_summary(scripted_run):
     assert summary["verdicts"] == {"correct": 12, "incorrect": 12, "unparsed": 0}
     assert summary["versions"]["torch"] == importlib.metadata.version("torch")
     assert summary["weights_sha256"] == weights_sha256(run.module.policy)
-    assert (run.folder / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(("shares", "is_said"), [((1.0, 1.0), True), ((1.0, 0.75), False)])
@@ -73,14 +70,9 @@ def test_held_out_problems_are_compared_one_by_one(scripted_run):
 
 
 def test_the_comparison_follows_the_problem_and_not_its_place():
-    history = RunHistory()
-    history.add_validation(make_validation(("correct", "correct", "incorrect", "incorrect"), step=0))
-    passes = history.validations["sums"]
-    swapped = make_validation(("incorrect", "incorrect", "correct", "correct"), step=5)
-    history.add_validation(swapped)
-    object.__setattr__(passes[5], "accuracies", {"p1": 0.0, "p0": 1.0})
+    before = {"accuracies": {"p0": 1.0, "p1": 0.0}, "samples_per_problem": 2, "metrics": {}}
     # By place every problem would have changed; by name none has.
-    change = held_out_change(passes)["change"]
+    change = held_out_change({0: before, 5: before | {"accuracies": {"p1": 0.0, "p0": 1.0}}})["change"]
     assert change["mean"] == 0.0
     assert change["low"] < 0 < change["high"]
 
@@ -104,40 +96,40 @@ def test_the_table_is_printed_once_when_the_last_validation_falls_on_the_last_st
     assert capsys.readouterr().out.count("weights sha256") == 1
 
 
+def test_a_run_that_stops_early_has_a_table_too(scripted_run, capsys):
+    class Stop(StepCallback):
+        def on_step(self, step):
+            self.trainer.should_stop = step.step == 3
+
+        def setup(self, trainer, pl_module, stage):
+            self.trainer = trainer
+
+    run = scripted_run([Stop(), RunSummary()], max_steps=5, step_output=rewarding, validation_output=learning)
+    assert capsys.readouterr().out.count("weights sha256") == 1
+    assert json.loads((run.folder / "summary.json").read_text())["held_out"]["sums"]["step_after"] == 3
+
+
 def test_first_and_last_share_no_step_and_skip_what_is_not_finite():
-    history = RunHistory()
-    for step, value in enumerate([1.0, math.nan, 3.0, 5.0, 7.0, math.inf, 9.0], start=1):
-        history.add_step(make_step(step=step, metrics={"train/grad_norm": value}))
-    result = first_and_last(history)
-    # Seven steps: three against three. 1, NaN, 3 and 7, ∞, 9.
-    assert result["num_edge_steps"] == 3
-    assert result["metrics"]["train/grad_norm"] == {"first": 2.0, "last": 8.0}
+    values = enumerate([1.0, math.nan, 3.0, 5.0, 7.0, math.inf, 9.0], start=1)
+    result = first_and_last({step: {"train/grad_norm": value} for step, value in values} | {8: {}})
+    # Eight steps, the last without the number: four against four. 1, NaN, 3, 5 and 7, ∞, 9.
+    assert result["num_edge_steps"] == 4
+    assert result["metrics"]["train/grad_norm"] == {"first": 3.0, "last": 8.0}
     assert result["num_nonfinite"] == {"train/grad_norm": 2}
+    assert first_and_last({})["num_edge_steps"] == 0
 
 
-def test_a_resumed_run_knows_its_beginning():
+def test_a_resumed_run_knows_its_beginning(tmp_path):
     whole, before, after = RunSummary(), RunSummary(), RunSummary()
     for step in range(1, 9):
         for summary in (whole, before if step <= 4 else after):
             summary.on_step(rewarding(step, 8))
-    for summary in (whole, before):
-        summary.on_validated(learning(0))
-    after.on_validated(learning(4))
-    whole.on_validated(learning(4))
-    after.load_state_dict(json_free_copy(before.state_dict()))
-    histories = [summary.state_dict()["history"] for summary in (after, whole)]
-    assert histories[0] == histories[1] | {"steps": histories[0]["steps"]}
-    assert first_and_last(after._history) == first_and_last(whole._history)
-
-
-def json_free_copy(state):
-    """What a checkpoint can hold when it is loaded without running code: plain containers and numbers."""
-    import io
-
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=True)
+    for step, summaries in ((0, (whole, before)), (4, (whole, after))):
+        for summary in summaries:
+            summary.on_validated(learning(step))
+    torch.save(before.state_dict(), tmp_path / "state.pt")
+    after.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert after.state_dict() | {"seconds": 0} == whole.state_dict() | {"seconds": 0}
 
 
 def test_the_hash_tells_weights_names_and_dtypes_apart():
@@ -158,21 +150,3 @@ def test_a_critics_head_is_no_weight_of_the_policy():
     without = weights_sha256(policy)
     policy.value_head = nn.Linear(2, 1)
     assert weights_sha256(policy) == without
-
-
-def test_a_metric_of_every_fifth_step_is_one_line(monkeypatch):
-    history, figures = RunHistory(), []
-    for step in range(1, 7):
-        history.add_step(make_step(step=step, metrics={"train/entropy": 4.0 - step} if step % 5 == 1 else {}))
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
-    curves_png(history)
-    assert [(list(line.get_xdata()), list(line.get_ydata())) for line in figures[0].axes[2].lines] == [
-        ([1, 6], [3.0, -2.0])
-    ] * 2
-
-
-def test_curves_can_be_drawn_of_any_run():
-    empty, one = RunHistory(), RunHistory()
-    one.add_step(make_step(metrics={"train/reward": math.nan, "train/entropy": 1.0}))
-    for history in (empty, one):
-        assert curves_png(history).startswith(b"\x89PNG")

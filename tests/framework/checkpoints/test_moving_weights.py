@@ -12,7 +12,7 @@ from apo_lightning.checkpoints.tensors import tensor_shapes
 from apo_lightning.errors import ConfigError
 from apo_lightning.module import RLVRModule
 from apo_lightning.run.evaluated_policy import find_evaluated_policy
-from apo_lightning.run.exporting import average_with_base
+from apo_lightning.run.exporting import export
 from composing import composed
 from running import SIGNAL, run_train, train_tiny, training_rows, weights, without_clock
 
@@ -147,10 +147,12 @@ def test_a_reference_of_another_model_is_refused(tmp_path):
 def test_a_checkpoint_is_averaged_with_the_base(policy, tmp_path):
     run = tmp_path / "run"
     run_train(run, *SETTINGS, f"policy={policy}", "trainer.max_steps=1", "callbacks=quiet")
-    folders = average_with_base(composed(f"run={run}", "weight=[0,0.25,1]", config_name="average"))
-    assert [folder.relative_to(run) for folder in folders] == [
-        Path(f"averaged/step_000001/w{weight}") for weight in ("0", "0.25", "1")
-    ]
+
+    def averaged(weight):
+        options = (f"average_with_base={weight}", f"to={tmp_path / str(weight)}")
+        return export(composed(f"run={run}", *options, config_name="export"))
+
+    folders = [averaged(weight) for weight in (0, 0.25, 1)]
     last, found, base = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in folders)
     final = AutoModelForCausalLM.from_pretrained(run / "checkpoints" / "final").state_dict()
     assert all(torch.equal(last[name], weight) for name, weight in final.items())
@@ -161,8 +163,6 @@ def test_a_checkpoint_is_averaged_with_the_base(policy, tmp_path):
     spec = composed(f"run={run}", config_name="evaluate")
     initial = find_evaluated_policy(spec, []).load_reference(torch.device("cpu")).model.state_dict()
     assert all(torch.equal(base[name], weight) for name, weight in initial.items())
-    (single,) = average_with_base(composed(f"run={run}", f"to={tmp_path / 'to'}", config_name="average"))
-    assert single == tmp_path / "to"
-    for options, message in ((("weight=1.5",), r"weight is 1\.5"), ((f"to={single}",), "exists")):
+    for weight, message in ((1.5, r"average_with_base is 1\.5"), (0, "exists")):
         with pytest.raises(ConfigError, match=message):
-            average_with_base(composed(f"run={run}", *options, config_name="average"))
+            averaged(weight)

@@ -23,42 +23,28 @@ def settings(draw):
     }
 
 
-def held_out_of(problems):
-    return [row for rows in problems.validation.values() for row in rows]
-
-
 def unordered(row):
     a, operator, b, _ = row.prefill.split()
     return (operator, *sorted((int(a), int(b)))) if operator in "+*" else (operator, int(a), int(b))
 
 
 @given(settings())
-def test_no_problem_and_no_mirror_image_is_on_both_sides(settings):
-    problems = ArithmeticSource(**settings).load()
-    train, held_out = problems.train, held_out_of(problems)
-    assert {unordered(row) for row in train}.isdisjoint({unordered(row) for row in held_out})
-    assert len({row.id for row in train + held_out}) == len(train) + len(held_out)
-
-
-@given(settings())
-def test_the_held_out_part_has_the_size_asked_for_and_next_to_nothing_is_lost(settings):
+def test_the_split_has_the_size_asked_for_and_no_problem_or_mirror_image_on_both_sides(settings):
     source = ArithmeticSource(**settings)
     problems = source.load()
+    train, held_out = problems.train, [row for rows in problems.validation.values() for row in rows]
+    assert {unordered(row) for row in train}.isdisjoint({unordered(row) for row in held_out})
+    assert len({row.id for row in train + held_out}) == len(train) + len(held_out)
     num_problems = len(source.operators) * (source.max_operand - source.min_operand + 1) ** 2
-    assert len(held_out_of(problems)) == source.num_validation
-    assert num_problems - len(problems.train) - source.num_validation in (0, 1)
-    assert problems.train
-
-
-@given(settings())
-def test_answers_are_right_and_prefills_start_them(settings):
-    problems = ArithmeticSource(**settings).load()
-    for row in problems.train + held_out_of(problems):
+    assert len(held_out) == source.num_validation
+    assert num_problems - len(train) - len(held_out) in (0, 1)
+    assert train
+    report = problems.report
+    assert (report.num_kept, report.num_held_out) == (len(train), len(held_out))
+    for row in train + held_out:
         a, operator, b, equals = row.prefill.split()
         value = {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[operator]
-        assert row.answer == str(value)
-        assert row.problem == f"What is {a} {operator} {b}?"
-        assert equals == "="
+        assert (row.answer, row.problem, equals) == (str(value), f"What is {a} {operator} {b}?", "=")
 
 
 def test_the_split_is_the_same_every_time_and_another_for_another_seed():
@@ -67,17 +53,6 @@ def test_the_split_is_the_same_every_time_and_another_for_another_seed():
 
     assert split(0) == split(0)
     assert set(split(0)) != set(split(1))
-
-
-def test_the_default_leaves_enough_on_both_sides():
-    problems = ArithmeticSource().load()
-    assert len(problems.validation["arithmetic"]) == 256
-    assert len(problems.train) >= 2000
-
-
-def test_the_report_counts_both_sides():
-    report = ArithmeticSource(operators=["-"], max_operand=4, num_validation=5).load().report
-    assert (report.num_rows, report.num_held_out, report.num_kept) == (16, 5, 11)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from apo_lightning.data import ArithmeticSource, DatasetSource, PromptDataModule, datamodule
+from apo_lightning.distributed.lightning_private import set_finished_steps
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.tokenizer import character_tokenizer
 
@@ -75,11 +76,10 @@ def test_a_resumed_run_goes_on_with_the_prompts_that_would_have_come(tmp_path):
     short = trainer(tmp_path, max_steps=5, val_check_interval=2)
     short.fit(first, datamodule=data_module())
     assert len(first.validated) > 0  # held-out batches between do not move the position
-    resumed = data_module()
-    resumed.steps_consumed = 5
-    trainer(tmp_path, max_steps=6).fit(second, datamodule=resumed)
+    resumed = trainer(tmp_path, max_steps=11)
+    set_finished_steps(resumed, 5)
+    resumed.fit(second, datamodule=data_module())
     assert first.trained + second.trained == whole
-    assert resumed.steps_consumed == 11
 
 
 def test_a_new_lightning_epoch_goes_on_in_the_stream(tmp_path):
@@ -106,21 +106,6 @@ def test_every_benchmark_has_a_loader_with_all_its_problems_in_order(tmp_path, m
     assert data.validation_prompts["first"][0].source == "first"
 
 
-def test_repeated_problems_of_a_held_out_set_are_counted(tmp_path):
-    rows = [("1 + 1", "2"), ("1+1", "3"), ("2 + 2", "4")]
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps({"problem": p, "answer": a}) + "\n" for p, a in rows))
-    (tmp_path / "train.jsonl").write_text(json.dumps({"problem": "5?", "answer": "5"}))
-    data = data_module(
-        DatasetSource(
-            name="train", path=str(tmp_path / "train.jsonl"), validation={"own": str(tmp_path / "own.jsonl")}
-        ),
-        prompts_per_step=1,
-    )
-    data.prepare()
-    said = "in own 1 problem occurs more than once (2 of 3 rows), 1 with different answers"
-    assert data.describe().endswith(f"validation on own (3); {said}")
-
-
 def test_without_held_out_problems_the_trainer_still_runs(tmp_path):
     module, data = Recorder(), data_module(ArithmeticSource(max_operand=6, num_validation=0))
     trainer(tmp_path, max_steps=2).validate(module, datamodule=data, verbose=False)
@@ -143,10 +128,13 @@ def test_the_order_neither_reads_nor_moves_the_global_generator():
     assert draw(2) == batches
 
 
-def test_two_seeds_have_two_orders_but_one_held_out_set():
-    one, two = data_module_prepared(seed=1), data_module_prepared(seed=2)
+def test_another_seed_gives_another_order_of_the_same_problems():
+    one, two = data_module_prepared(seed=1), data_module_prepared(seed=2, prompt_template="Q: {problem}\nA: ")
     assert ids(one.train_dataloader(), 3) != ids(two.train_dataloader(), 3)
-    assert one.validation_prompts == two.validation_prompts
+    assert [ids(loader, 9) for loader in one.val_dataloader()] == [ids(loader, 9) for loader in two.val_dataloader()]
+    assert len(one.prompts) == len(one.train_prompts) + 5
+    prompt = two.train_prompts[0]
+    assert prompt.text == f"Q: {prompt.problem}\nA: {prompt.prefill}"
 
 
 def test_long_training_prompts_are_dropped_and_counted(tmp_path):
@@ -191,15 +179,3 @@ def test_a_long_benchmark_prompt_is_refused(tmp_path):
 def test_too_few_prompts_for_a_step_are_refused_before_training():
     with pytest.raises(ConfigError, match="prompts_per_step is 32 but there are 31 prompts"):
         data_module(ArithmeticSource(operators=["-"], max_operand=6, num_validation=5), prompts_per_step=32).prepare()
-
-
-def test_all_prompts_can_be_looked_at():
-    data = data_module_prepared()
-    assert len(data.prompts) == len(data.train_prompts) + 5 > 5
-    assert {prompt.answer for prompt in data.prompts} <= {str(total) for total in range(2, 13)}
-
-
-def test_a_base_models_template_is_used():
-    data = data_module_prepared(prompt_template="Q: {problem}\nA: ")
-    prompt = data.train_prompts[0]
-    assert prompt.text == f"Q: {prompt.problem}\nA: {prompt.prefill}"

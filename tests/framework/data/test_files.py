@@ -31,17 +31,6 @@ def test_jsonl_and_parquet_give_the_same_rows(tmp_path):
     assert ProblemSet(path=str(tmp_path / "set.parquet")).rows("set") == rows
 
 
-def test_a_raw_dapo_parquet_can_be_read(tmp_path):
-    record = {
-        "prompt": [{"role": "user", "content": "Find $x$."}],
-        "reward_model": {"ground_truth": "34", "style": "rule"},
-        "extra_info": {"index": "a"},
-    }
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([record]), tmp_path / "dapo.parquet")
-    (row,) = ProblemSet(path=str(tmp_path / "dapo.parquet")).rows("dapo")
-    assert (row.problem, row.answer) == ("Find $x$.", "34")
-
-
 def test_blank_lines_are_no_rows_but_count_as_lines(tmp_path):
     path = tmp_path / "set.jsonl"
     path.write_text('{"problem": "p", "answer": "1"}\n\n{"problem": "q", "answer": "2"}\n\n')
@@ -79,14 +68,8 @@ def test_the_check_looks_into_the_file(tmp_path, name, content, message):
     path.write_text(content)
     with pytest.raises(ConfigError, match=message):
         ProblemSet(path=str(path)).check()
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.jsonl does not exist"):
         ProblemSet(path=str(tmp_path / "nowhere.jsonl")).check()
-
-
-def test_a_problem_set_needs_a_place_to_read_from():
     with pytest.raises(ConfigError, match="neither path nor hub"):
         ProblemSet().check()
 
@@ -108,9 +91,9 @@ MATH = [
 def test_a_file_in_maths_own_layout_is_read_like_the_hub_data_set(tmp_path):
     path = write_jsonl(tmp_path / "train.jsonl", MATH)
     on_the_hub = HubDataset(hub_id=str(tmp_path), answer_column="solution", answer_is_boxed=True)
-    rows = ProblemSet(path=path).rows("math")
+    rows = ProblemSet(path=path, hub=on_the_hub).rows("math")
     assert [row.answer for row in rows] == ["2", "", "\\frac{1}{2}"]
-    assert rows == ProblemSet(path=path, hub=on_the_hub).rows("math") == ProblemSet(hub=on_the_hub).rows("math")
+    assert rows == ProblemSet(hub=on_the_hub).rows("math")
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -127,12 +110,9 @@ def test_a_local_copy_is_read_in_the_columns_of_its_data_set(tmp_path):
     assert (row.problem, row.answer) == ("Find $x$.", "34")
     with pytest.raises(ConfigError, match="has no answer"):
         ProblemSet(path=path).check()
-
-
-def test_the_usual_columns_go_before_those_of_the_data_set(tmp_path):
-    path = write_jsonl(tmp_path / "train.jsonl", [{"problem": "1 + 1?", "answer": "2", "solution": "\\boxed{3}"}])
-    [row] = instantiate(composed("data=math", f"data.path={path}", "data.num_validation=0").data).load().train
-    assert row.answer == "2"
+    write_jsonl(tmp_path / "train.jsonl", [{"problem": "1 + 1?", "answer": "2", "solution": "3"}])
+    [row] = instantiate(composed("data=dapo17k", f"data.path={path}").data).load().train
+    assert row.answer == "2"  # the usual columns come first
 
 
 def test_a_missing_hub_column_is_named(tmp_path):
@@ -175,14 +155,12 @@ def test_a_folder_with_maths_subjects_is_merged_by_split(tmp_path):
     rows = ProblemSet(path=str(tmp_path), hub=math).rows("math")
     assert [(row.id, row.problem, row.answer) for row in rows] == [("math-1", "ab", "2"), ("math-2", "abc", "3")]
     assert rows[0].columns == {"problem": "ab", "level": "Level 5", "solution": r"So $\boxed{2}$."}
-    assert [row.problem for row in ProblemSet(path=str(tmp_path / "geometry")).rows("g")] == ["abc"]
-    with pytest.raises(ConfigError, match="has the splits test, train, not None"):
-        ProblemSet(path=str(tmp_path / "algebra")).check()
-    with pytest.raises(ConfigError, match="has the splits train, not test"):
-        ProblemSet(path=str(tmp_path / "geometry"), hub=HubDataset(hub_id="x", split="test")).check()
+    assert [row.problem for row in ProblemSet(path=str(tmp_path / "geometry"), hub=math).rows("g")] == ["abc"]
+    with pytest.raises(ConfigError, match=r"split test\) cannot be loaded"):
+        ProblemSet(path=str(tmp_path / "geometry"), hub=HubDataset(hub_id="x", split="test")).rows("g")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"no \.jsonl or \.parquet file"):
-        ProblemSet(path=str(tmp_path / "empty")).check()
+    with pytest.raises(ConfigError, match=r"empty .*cannot be loaded"):
+        ProblemSet(path=str(tmp_path / "empty")).rows("e")
 
 
 def test_a_folder_without_splits_is_read_whole(tmp_path):

@@ -78,11 +78,6 @@ def test_shingles_of_two_places_add_up():
     assert not contains(problem, f"{problem[:95]} and then {problem[:95]}")
 
 
-def test_a_benchmark_of_repetitions_is_counted_by_distinct_shingles():
-    # 200 times the same letter is one distinct shingle, and 60 of them hold it.
-    assert contains("a" * 200, "a" * 60)
-
-
 def test_punctuation_and_case_hide_nothing():
     words = [letters(7, seed) for seed in range(20)]
     assert contains(" ".join(words), ", ".join(word.upper() for word in words) + "!")
@@ -104,8 +99,3 @@ def test_the_counts_add_up(problems_and_answers):
     counts = {item.name: getattr(report, item.name) for item in fields(report)}
     assert counts.pop("num_rows") == len(problems_and_answers) == sum(counts.values())
     assert report.num_kept == len(kept) == len({normalised_problem(row.problem) for row in kept})
-
-
-def test_the_report_is_one_line():
-    _, report = filter_rows(rows_of(("a", "1"), ("a", "1"), ("b", "1"), ("b", "2")))
-    assert str(report) == "1 of 4 problems to train on, 0 held out; dropped: 2 conflicting, 1 duplicates"

@@ -37,19 +37,9 @@ def test_the_chat_template_the_instruction_and_the_prefill_stand_in_this_order()
     )
     assert (prompt.id, prompt.problem, prompt.answer, prompt.prefill) == ("a", ROW.problem, "18", "13 + 5 =")
     assert prompt.source == "arithmetic"
-
-
-def test_without_a_system_message_none_is_passed():
-    assert "<system>" not in build(PromptTemplate()).text
-
-
-def test_the_tokens_are_the_text():
-    prompt = build(PromptTemplate())
     assert byte_tokenizer().decode(prompt.token_ids) == prompt.text
-
-
-def test_a_chat_template_that_writes_the_start_token_gets_no_second_one():
-    assert build(PromptTemplate()).token_ids.count(0) == 1
+    assert prompt.token_ids.count(0) == 1  # the template writes the start token
+    assert "<system>" not in build(PromptTemplate()).text
 
 
 def test_a_base_template_gets_the_tokenizers_start_token():

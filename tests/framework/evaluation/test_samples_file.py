@@ -49,9 +49,9 @@ def drawn(plan):
     ]
 
 
-def write(folder, plan, batch, until=None):
+def write(folder, plan, batch, until=None, identity=IDENTITY):
     """Go on from wherever the file ends; stop after `until` samples."""
-    file = SamplesFile(folder, IDENTITY, plan, batch)
+    file = SamplesFile(folder, identity, plan, batch)
     done = file.open()
     for start in range(done, len(plan), batch):
         if until is not None and start >= until:
@@ -77,38 +77,22 @@ def test_cut_at_any_byte_the_file_ends_as_an_uninterrupted_one(cut, batch, tmp_p
     assert (broken / "samples.jsonl").read_bytes() == content
 
 
-def test_garbage_at_the_end_is_cut_off(tmp_path):
-    write(tmp_path, PLAN, 4, until=8)
-    path = tmp_path / "samples.jsonl"
-    good = path.read_bytes()
-    path.write_bytes(good + b'{"prompt_id": "p2", "sample": 2, "se')
-    file = SamplesFile(tmp_path, IDENTITY, PLAN, 4)
-    assert file.open() == 8
-    file.close()
-    assert path.read_bytes() == good
-
-
 def test_what_is_read_is_what_was_written(tmp_path):
     write(tmp_path, PLAN, 4)
     assert read_samples(tmp_path / "samples.jsonl") == drawn(PLAN)
 
 
-def test_another_evaluation_is_refused_by_what_differs(tmp_path):
-    write(tmp_path, PLAN, 4, until=4)
-    other = {**IDENTITY, "settings": {"temperature": 0.6, "seed": 1}}
-    with pytest.raises(ConfigError, match=r"settings.temperature is 1.0 there and 0.6 here. Choose another output_dir"):
-        SamplesFile(tmp_path, other, PLAN, 4).open()
+OTHER = {**IDENTITY, "settings": {"temperature": 0.6, "seed": 1}}
 
 
-def test_one_that_left_no_sample_refuses_no_other(tmp_path):
-    refused = SamplesFile(tmp_path, IDENTITY, PLAN, 4)
-    refused.open()
-    refused.close()
-    other = {**IDENTITY, "settings": {"temperature": 0.6, "seed": 1}}
-    corrected = SamplesFile(tmp_path, other, PLAN, 4)
-    assert corrected.open() == 0
-    corrected.close()
-    assert json.loads((tmp_path / "evaluation.json").read_bytes())["settings"]["temperature"] == 0.6
+def test_another_evaluation_is_refused_unless_there_is_no_sample(tmp_path):
+    for identity in (IDENTITY, OTHER):
+        file = SamplesFile(tmp_path, identity, PLAN, 4)
+        assert file.open() == 0
+        file.close()
+    write(tmp_path, PLAN, 4, until=4, identity=OTHER)
+    with pytest.raises(ConfigError, match=r"settings.temperature is 0.6 there and 1.0 here. Choose another output_dir"):
+        SamplesFile(tmp_path, IDENTITY, PLAN, 4).open()
 
 
 def test_an_edited_file_is_refused(tmp_path):
@@ -132,8 +116,7 @@ def test_two_processes_cannot_write_one_file(tmp_path):
     file.open()
     script = f"import fcntl; fcntl.flock(open({str(file.path)!r}, 'ab'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
     assert b"BlockingIOError" in subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).stderr
-    other = {**IDENTITY, "settings": {"temperature": 0.6, "seed": 1}}
-    for identity in (IDENTITY, other):  # there is no sample yet that would tell them apart
+    for identity in (IDENTITY, OTHER):  # there is no sample yet that would tell them apart
         with pytest.raises(ConfigError, match="another process is writing"):
             SamplesFile(tmp_path, identity, PLAN, 4).open()
     assert json.loads((tmp_path / "evaluation.json").read_bytes()) == IDENTITY

@@ -13,7 +13,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
-from apo_lightning.model.reference import Reference
 from apo_lightning.model.spec import PolicySpec, cpu_multiplies_bfloat16, refuse_unsupported_head
 from apo_lightning.model.tokenizer import character_tokenizer
 from composing import composed
@@ -181,17 +180,6 @@ def test_the_same_seed_makes_the_same_random_model_and_leaves_the_global_generat
     assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
 
 
-def test_the_reference_is_frozen_and_does_not_follow_the_policy(policy):
-    reference = Reference(policy)
-    (microbatch,) = packed().microbatches([0, 1], 100, CPU)
-    before = reference.hidden_states(microbatch)
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(0.1)
-    assert torch.equal(reference.hidden_states(microbatch), before)
-    assert not any(parameter.requires_grad for parameter in reference.policy.parameters())
-
-
 def test_a_saved_policy_loads_in_transformers_with_the_same_weights(policy, tmp_path):
     policy.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
@@ -281,11 +269,3 @@ def test_rounded_matrices_are_what_autocast_makes_of_whole_ones():
     assert sum(p.nbytes for p in rounded.parameters()) == num_bytes - 2 * sum(p.numel() for p in matrices)
     # A residual stream in bfloat16 is another policy: this is what the matrices alone do not cost.
     assert not torch.equal(sampled(all_of_it), before)
-
-
-def test_in_float32_nothing_is_rounded():
-    spec = instantiate(composed("model=tiny").model, _convert_="all")
-    policy = Policy(spec.load_model(1), spec.load_tokenizer(), torch.float32)
-    before = copy.deepcopy(policy.state_dict())
-    policy.round_matrices()
-    assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())

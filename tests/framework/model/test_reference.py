@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.parts.averaging import BaseAveraging, average, base_weights
 from apo_lightning.model.lora import LoRA, merged_parameters
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference, ReferenceSchedule
+from apo_lightning.parts.averaging import BaseAveraging, average, base_weights
 from composing import composed
 
 CPU = torch.device("cpu")

@@ -6,8 +6,8 @@ import math
 import pytest
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.rewards import CallableReward, Reward
-from apo_lightning.rewards.reward import Samples, TrainerState, score_samples
+from apo_lightning.rewards import CallableReward
+from apo_lightning.rewards.reward import Samples, TrainerState
 from apo_lightning.types import Prompt
 
 
@@ -21,12 +21,11 @@ def statuses(function, num_completions: int = 2) -> list[str]:
     return [verdict.status for verdict in verdicts]
 
 
-def test_a_reward_in_trl_signature_is_used_as_it_is():
+def test_a_function_receives_only_what_it_names():
     verdicts = CallableReward(exact).score(["a", "b"], ["a", "a"])
     assert [(verdict.reward, verdict.status) for verdict in verdicts] == [(1.0, "correct"), (0.0, "incorrect")]
+    assert CallableReward(lambda completions: 1 / 0).score_samples(samples()) == []  # a rank without a batch
 
-
-def test_a_function_receives_only_what_it_names():
     def named(solution, completions):
         assert solution == ["gold"]
         return [0.5]
@@ -153,26 +152,12 @@ def test_what_a_function_cannot_be_given_is_refused_before_the_run():
         CallableReward("my_package.my_reward")
     with pytest.raises(ConfigError, match=r"reward.format is 'chat': choose auto, text or messages"):
         CallableReward(exact, format="chat")
-    with pytest.raises(ConfigError, match=r"reward.unscored is 'drop': choose exclude or zero"):
-        CallableReward(exact, unscored="drop")
 
 
-def test_without_prompts_a_function_that_needs_them_makes_errors():
-    assert statuses(lambda completions, prompts: [1.0, 1.0]) == ["error", "error"]
-
-
-def test_a_rank_without_samples_calls_nothing():
-    assert CallableReward(lambda completions: 1 / 0).score_samples(samples()) == []
-
-
-def test_none_is_scored_only_where_it_counts_as_zero():
-    for unscored, is_scored in (("exclude", False), ("zero", True)):
-        verdicts = CallableReward(lambda completions: [None, 0.0], unscored=unscored).score(["a"] * 2, ["a"] * 2)
-        assert [verdict.is_scored for verdict in verdicts] == [is_scored, True]
-
-
-def test_none_means_not_judged():
-    assert statuses(lambda completions: [None, 1.0]) == ["unparsed", "correct"]
+def test_none_means_not_judged_and_has_no_reward():
+    verdicts = CallableReward(lambda completions: [None, 0.0, 1.0]).score(["a"] * 3, ["a"] * 3)
+    assert [verdict.is_scored for verdict in verdicts] == [False, True, True]
+    assert [verdict.status for verdict in verdicts] == ["unparsed", "incorrect", "correct"]
 
 
 @pytest.mark.parametrize(
@@ -183,6 +168,7 @@ def test_none_means_not_judged():
         lambda completions: [1.0] * 3,
         lambda completions: 1.0,
         lambda completions: None,
+        lambda completions, prompts: [1.0, 1.0],  # `score` has no prompts
     ],
 )
 def test_a_function_that_fails_makes_every_verdict_an_error_and_says_why(function, caplog: pytest.LogCaptureFixture):
@@ -194,20 +180,3 @@ def test_a_function_that_fails_makes_every_verdict_an_error_and_says_why(functio
 def test_an_entry_that_is_no_finite_number_is_an_error_of_its_own(value, caplog: pytest.LogCaptureFixture):
     assert statuses(lambda completions: [value, 1.0]) == ["error", "correct"]
     assert "not a finite number" in caplog.text
-
-
-def test_it_is_a_reward_that_accepts_every_data_set():
-    reward = CallableReward(exact)
-    assert isinstance(reward, Reward)
-    reward.check_answers(["", "anything"])
-    reward.close()
-
-
-def test_a_subclass_that_redefines_score_alone_is_called_through_it():
-    class Halved(CallableReward):
-        def score(self, completions, answers):
-            return [dataclasses.replace(v, reward=v.reward / 2) for v in super().score(completions, answers)]
-
-    given = samples("a")
-    assert score_samples(CallableReward(exact), given)[0].reward == 1.0
-    assert score_samples(Halved(lambda completions: [1.0]), given)[0].reward == 0.5

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.rewards import NumericReward, Reward
+from apo_lightning.rewards import NumericReward
 
 
 def status(completion: str, gold: str, take: str = "first") -> str:
@@ -126,7 +126,3 @@ def test_the_first_gold_answer_that_is_no_number_is_named_with_a_remedy():
 def test_an_unknown_choice_is_refused():
     with pytest.raises(ConfigError, match="'middle'"):
         NumericReward("middle")
-
-
-def test_it_is_a_reward():
-    assert isinstance(NumericReward(), Reward)

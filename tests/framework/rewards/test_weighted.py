@@ -1,15 +1,11 @@
-import asyncio
-import threading
-
 import pytest
 import torch
 
 from apo_lightning.advantages import GAE, GroupNormalized, PassAtK, advantages_of
 from apo_lightning.errors import ConfigError
 from apo_lightning.rewards import CallableReward, NumericReward, WeightedRewards
-from apo_lightning.rewards.reward import Samples
-from apo_lightning.types import AdvantageInputs, Prompt, Verdict
-from apo_lightning.step.reward_metrics import reward_metrics
+from apo_lightning.step.step_metrics import reward_metrics
+from apo_lightning.types import AdvantageInputs, Prompt
 from factories import make_rollouts
 
 
@@ -31,14 +27,9 @@ def rollouts_of(verdicts, group_size):
 FIRST, SECOND = giving(1.0, 0.0, None), giving(0.5, None, None)
 
 
-# R = 1 + 0.2·0.5 = 1.1, then 0, then nothing. In units of std (n − 1) two values are at ±1/√2; with a third, 0:
-# mean 11/30, std 1.1·√(1/3), so A = (2/3)/√(1/3) = 2/√3 and twice −1/√3.
-@pytest.mark.parametrize(
-    ("unscored", "expected"),
-    [("exclude", [0.5**0.5, -(0.5**0.5), 0.0]), ("zero", [2 / 3**0.5, -1 / 3**0.5, -1 / 3**0.5])],
-)
-def test_the_weighted_sum_and_its_advantages(unscored, expected):
-    reward = WeightedRewards({"first": FIRST, "second": SECOND}, {"second": 0.2}, unscored=unscored)
+# R = 1 + 0.2·0.5 = 1.1, then 0, then nothing. In units of std (n − 1) two values are at ±1/√2.
+def test_the_weighted_sum_and_its_advantages():
+    reward = WeightedRewards({"first": FIRST, "second": SECOND}, {"second": 0.2})
     verdicts = score(reward, "a", "b", "c")
     assert [verdict.reward for verdict in verdicts] == [1.1, 0.0, 0.0]
     assert [verdict.status for verdict in verdicts] == ["correct", "incorrect", "unparsed"]
@@ -48,7 +39,7 @@ def test_the_weighted_sum_and_its_advantages(unscored, expected):
         {"first": None, "second": None},
     ]
     given = advantages_of(GroupNormalized(), AdvantageInputs.of(rollouts_of(verdicts, 3)))
-    torch.testing.assert_close(given.values, torch.tensor([expected]), atol=3e-6, rtol=0)
+    torch.testing.assert_close(given.values, torch.tensor([[0.5**0.5, -(0.5**0.5), 0.0]]), atol=3e-6, rtol=0)
     assert given.keep.all()
 
 
@@ -88,19 +79,6 @@ def test_a_failing_function_is_an_error_of_the_whole():
     assert [v.status for v in score(WeightedRewards({"a": giving(1.0), "b": giving(1.0, 1.0)}), "x")] == ["error"]
 
 
-def test_coroutine_functions_run_at_the_same_time():
-    both = threading.Barrier(2, timeout=60)
-
-    async def waiting(completions):
-        await asyncio.to_thread(both.wait)  # two that run in turn never meet
-        return [1.0]
-
-    prompts = [Prompt(id="p", problem="", answer="", text="", token_ids=(1,))]
-    samples = Samples(prompts=prompts, texts=["x"], plain_texts=["x"], token_ids=[(1,)])
-    [verdict] = WeightedRewards({"a": waiting, "b": waiting, "c": giving(1.0)}).score_samples(samples)
-    assert verdict.reward == 3.0
-
-
 def test_groups_too_small_for_the_estimator_have_no_advantage():
     rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
     unscored = torch.tensor([[False, False, True, True]])
@@ -127,7 +105,6 @@ def test_a_critic_does_not_train_on_completions_without_a_reward():
         ({"functions": {"a": FIRST}, "weights": {"b": 1.0}}, r"reward.weights names 'b': the functions are a"),
         ({"functions": {"a": FIRST}, "correct": "b"}, r"reward.correct names 'b'"),
         ({"functions": {"a": FIRST}, "weights": {"a": float("inf")}}, r"reward.weights.a is inf"),
-        ({"functions": {"a": FIRST}, "unscored": "x"}, r"reward.unscored is 'x'"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(arguments, message):
@@ -149,7 +126,3 @@ def test_the_functions_check_and_close():
         reward.check_prompts([Prompt(id="p", problem="", answer="1", text="", token_ids=(1,))])
     reward.close()
     assert closed == [True]
-
-
-def test_a_verdict_without_functions_is_scored():
-    assert Verdict(reward=0.0, status="unparsed").is_scored

@@ -6,7 +6,7 @@ import pytest
 
 from apo_lightning.common.phases import PhaseClock
 from apo_lightning.model.tokenizer import character_tokenizer
-from apo_lightning.rewards import CallableReward, MathVerifyReward, NumericReward
+from apo_lightning.rewards import MathVerifyReward
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.rollout.weight_sync import publish
@@ -148,7 +148,26 @@ def test_an_error_of_the_engine_ends_the_scoring_thread(engine, monkeypatch):
     monkeypatch.setattr(engine, "generate", out_of_memory)
     with pytest.raises(OSError, match="out of memory"):
         collect(engine, LetterReward())
-    assert not [thread for thread in threading.enumerate() if thread.name == "background batches"]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("background scoring")]
+
+
+def test_what_finishes_during_a_call_of_the_reward_is_one_later_call(engine, monkeypatch):
+    reward, may_go_on = LetterReward(), threading.Event()
+    score, generate = reward.score, engine.generate
+
+    def score_when_told(*arguments):
+        assert may_go_on.wait(300)
+        return score(*arguments)
+
+    def generate_then_allow(requests, on_finished):
+        completions = generate(requests, on_finished)
+        may_go_on.set()
+        return completions
+
+    monkeypatch.setattr(reward, "score", score_when_told)
+    monkeypatch.setattr(engine, "generate", generate_then_allow)
+    collect(engine, reward)
+    assert [len(call) for call in reward.calls] == [1, len(PROMPTS) * GROUP_SIZE - 1]
 
 
 @pytest.mark.parametrize("reward_class", [LetterReward, OnceLetterReward])
@@ -156,12 +175,6 @@ def test_both_phases_are_charged_in_order(engine, reward_class):
     clock = PhaseClock()
     collect(engine, reward_class(), clock)
     assert list(clock.take()) == ["generate", "reward"]
-
-
-def test_only_rewards_that_judge_each_answer_alone_are_asked_in_parts():
-    assert MathVerifyReward.SCORES_WHILE_GENERATING
-    for once in (NumericReward, CallableReward):  # too fast to gain; may look at the whole batch
-        assert not hasattr(once, "SCORES_WHILE_GENERATING")
 
 
 def test_math_verify_says_the_same_of_parts_of_a_batch():

@@ -13,7 +13,7 @@ from apo_lightning.rollout.sampling import CACHED_PROBABILITIES, sample_tokens, 
     st.floats(0.1, 2.0),
 )
 def test_a_token_is_where_the_distribution_function_passes_u(logits, u, temperature):
-    tokens, logprobs = sample_tokens(
+    tokens, logprobs, _ = sample_tokens(
         torch.tensor([logits]), torch.tensor([temperature]), torch.tensor([u], dtype=torch.float64)
     )
     probabilities = (torch.tensor(logits, dtype=torch.float64) / temperature).softmax(0)
@@ -26,7 +26,7 @@ def test_a_token_is_where_the_distribution_function_passes_u(logits, u, temperat
 def test_impossible_tokens_are_never_drawn():
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]])
     for u, expected in [(0.0, 1), (0.49, 1), (0.5, 3), (1 - 2**-53, 3)]:
-        tokens, _ = sample_tokens(logits, torch.ones(1), torch.tensor([u], dtype=torch.float64))
+        tokens, _, _ = sample_tokens(logits, torch.ones(1), torch.tensor([u], dtype=torch.float64))
         assert tokens.tolist() == [expected]
 
 
@@ -37,10 +37,10 @@ def test_rows_sampled_in_several_parts_are_those_sampled_one_by_one():
     temperatures = torch.tensor([0.0, 1.0, 0.7] * 4)[:rows]
     top_p = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.9, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
     drawn = torch.rand(rows, generator=generator, dtype=torch.float64)
-    tokens, logprobs = sample_tokens(logits, temperatures, drawn, top_p)
+    tokens, logprobs, _ = sample_tokens(logits, temperatures, drawn, top_p)
     for row in range(rows):
         one = slice(row, row + 1)
-        token, logprob = sample_tokens(logits[one], temperatures[one], drawn[one], top_p[one])
+        token, logprob, _ = sample_tokens(logits[one], temperatures[one], drawn[one], top_p[one])
         assert (tokens[row], logprobs[row]) == (token[0], logprob[0])
 
 

@@ -1,8 +1,16 @@
 import pytest
 import torch
+from torch import nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from apo_lightning.errors import ConfigError, StaleWeightsError
-from apo_lightning.rollout.transformers_engine import TransformersEngine, _Batch
+from apo_lightning.rollout.transformers_engine import (
+    UNREPEATED_KEYS,
+    TransformersEngine,
+    _attention,
+    _Batch,
+    attend_with_unrepeated_keys,
+)
 from apo_lightning.rollout.weight_sync import publish
 from engine_bench import context, tiny_llama
 from engine_contract import request
@@ -25,12 +33,6 @@ def shapes_of_forwards(engine, requests):
     engine.generate(requests)
     hook.remove()
     return shapes
-
-
-def test_all_bits_of_a_seed_count(tmp_path):
-    engine = ready_engine(tmp_path, 4)
-    first, second = engine.generate([request(seed=3, max_new_tokens=10), request(seed=3 + 2**40, max_new_tokens=10)])
-    assert first.token_ids != second.token_ids
 
 
 def test_a_prompt_is_read_once_a_group_and_finished_rows_leave(tmp_path):
@@ -82,3 +84,24 @@ def test_settings_that_cannot_work_are_refused(tmp_path):
         TransformersEngine(sequences_per_batch=0).check(torch.device("cpu"))
     with pytest.raises(ConfigError, match=r"has no config\.json"):
         TransformersEngine(sequences_per_batch=1).setup(context(tmp_path))
+
+
+@pytest.mark.parametrize("tokens", [1, 17, 70])
+def test_attention_with_unrepeated_keys_returns_the_same_bits(tokens):
+    generator = torch.Generator().manual_seed(tokens)
+    module = nn.Module()
+    module.num_key_value_groups = 3
+    query = torch.randn(5, 6, 1, 16, generator=generator)
+    key, value = (torch.randn(5, 2, tokens, 16, generator=generator) for _ in range(2))
+    mask = torch.rand(5, 1, 1, tokens, generator=generator) < 0.7
+    mask[..., -1] = True
+    ours, _ = _attention(module, query, key, value, mask, scaling=0.3)
+    theirs, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=0.3)
+    assert torch.equal(ours, theirs)
+
+
+def test_only_float32_on_a_cpu_is_given_other_attention():
+    model, half = tiny_llama(tied=True), tiny_llama(tied=True).bfloat16()
+    attend_with_unrepeated_keys(model)
+    attend_with_unrepeated_keys(half)
+    assert (model.config._attn_implementation, half.config._attn_implementation) == (UNREPEATED_KEYS, "sdpa")

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
-from apo_lightning import run
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.spec import inside_package
-from apo_lightning.run import prepare, user_message
+from apo_lightning.run import commands
 from apo_lightning.run.choices import expand_glob
-from apo_lightning.run.command_line import main
+from apo_lightning.run.command_line import help_page, index_page, main
 from apo_lightning.run.launching import ALLOCATOR_VARIABLES
 from composing import PAPER, ROOT, composed, names
+from processes import start_script
 from report_cases import write_run
+from running import RUN, training_rows
 
 LARGE = ("torch", "transformers", "lightning", "vllm", "matplotlib", "sklearn")
 
@@ -42,38 +42,42 @@ def apo(*words: str, **elsewhere: object) -> subprocess.CompletedProcess[str]:
     return imported(f"sys.argv[1:] = {[*words]}; runpy.run_module('apo_lightning', run_name='__main__')", **elsewhere)
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "report", "export"])
-def test_what_hydra_refuses_is_said_before_anything_large_is_imported(name):
-    refusal, large = apo(name, "bad=override").stderr.splitlines()
-    assert refusal.startswith("error: Could not override 'bad'")
-    assert large == ""
-
-
 @pytest.mark.parametrize(
-    ("words", "refusal"),
+    ("words", "said"),
     [
+        (["evaluate", "bad=override"], ("Could not override 'bad'",)),
+        (["export", "run"], ("no viable alternative",)),
+        (["train", "trainer.max_step=3"], ("no setting trainer.max_step: the nearest is trainer.max_steps",)),
+        (["train", "-m", "algo=apo,grpo", "optimiser.lr=1"], ("no setting optimiser.lr: the nearest is opti",)),
+        (["train", "algo=sage", "algo.loss.guide_rati=1"], ("no setting algo.loss.guide_rati: the nearest is algo",)),
+        (["train", "expermient=mine"], ("no setting expermient: the nearest is experiment",)),
+        (["trian", "seed=1"], ("no command 'trian'; the nearest is train",)),
+        (["xyz"], ("no command 'xyz'; there are train, evaluate, ",)),
+        (["paper", "paln"], ("apo paper paln: choose one of plan, status, run, report",)),
         (
-            ["train", "trainer.max_step=3"],
-            "error: there is no setting trainer.max_step: the nearest is trainer.max_steps",
+            ["train", "experiment=paper/qwen_math7b_apoo"],
+            ("no configs/experiment/paper/qwen_math7b_apoo.yaml", "choose experiment=paper/qwen_math7b_apo or "),
         ),
-        (
-            ["train", "-m", "algo=apo,grpo", "optimiser.lr=1"],
-            "error: there is no setting optimiser.lr: the nearest is opti",
-        ),
-        (
-            ["train", "algo=apo", "algo.loss.pul_coef=1"],
-            "error: there is no setting algo.loss.pul_coef: the nearest is al",
-        ),
-        (["trian", "seed=1"], "error: there is no command 'trian'; the nearest is train"),
-        (["xyz"], "error: there is no command 'xyz'; there are train, evaluate, "),
-        (["paper", "paln"], "error: apo paper paln: choose one of plan, status, run, report"),
+        (["train", "algo=softer"], ("no configs/algo/softer.yaml here (", "with -cd FOLDER", "one of apo, apo_cross")),
+        (["train", "experiment=short_locks"], ("experiment=lab/locks or experiment=lab/medium/locks, or, if",)),
+        (["train", "experiment=null"], ("experiment=null: leave it out",)),
+        (["train", "-m", "experiment=glob(papr/*)"], ("experiment=glob(papr/*) matches none of clean/llama3b_apo",)),
+        (["train", "-m", "seed=glob(*)"], ("seed is no config group",)),
     ],
 )
-def test_a_wrong_command_is_one_line_with_what_to_type(words, refusal):
+def test_a_wrong_command_is_one_line_with_what_to_type_before_anything_large_is_imported(words, said):
     done = apo(*words)
-    said, large = done.stderr.splitlines()
+    refusal, large = done.stderr.splitlines()
     assert (done.returncode, large) == (1, "")
-    assert said.startswith(refusal)
+    assert refusal.startswith("error: ")
+    assert all(part in refusal for part in said)
+
+
+@pytest.mark.parametrize("name", ["train", "evaluate"])
+def test_a_value_of_the_wrong_kind_is_one_line(name):
+    done = apo(name, "model=tiny", "seed=first")
+    refusal = "error: seed is 'first': it should be a valid integer"
+    assert (done.returncode, done.stderr.splitlines()[0]) == (1, refusal)
 
 
 def test_a_refused_run_leaves_no_folder_and_takes_none_that_has_files(tmp_path, monkeypatch):
@@ -153,10 +157,6 @@ def test_the_scripts_of_a_clone_print_the_pages_of_their_commands():
         assert script.stdout == apo(name, "--help").stdout
 
 
-def test_a_report_reads_results_without_what_makes_them():
-    assert not {"transformers", "lightning", "vllm"} & set(imported("import apo_lab.commands.report").stderr.split())
-
-
 def test_a_report_composes_the_defaults_of_training_while_hydra_runs_and_imports_no_lightning(tmp_path):
     write_run(tmp_path / "0")  # a job of a sweep, whose name is a number
     done = apo("report", "runs=[0]", "output_dir=report", folder=tmp_path)
@@ -165,42 +165,8 @@ def test_a_report_composes_the_defaults_of_training_while_hydra_runs_and_imports
     assert (tmp_path / "report" / "report.html").is_file()
 
 
-def test_the_names_of_the_composition_root_are_its_functions():
-    # One has a module of its own name, which an import of that must not put in its place.
-    assert all(callable(getattr(run, name)) for name in run.__all__)
-    assert not hasattr(run, "nothing_of_that_name")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (
-            ["experiment=paper/qwen_math7b_apoo"],
-            ("no configs/experiment/paper/qwen_math7b_apoo.yaml", "choose experiment=paper/qwen_math7b_apo or "),
-        ),
-        (["algo=softer"], ("there is no configs/algo/softer.yaml here (", "with -cd FOLDER", "one of apo, apo_cross")),
-        (["experiment=short_locks"], ("choose experiment=lab/locks or experiment=lab/medium/locks, or, if",)),
-        (["expermient=mine"], ("there is no setting expermient: the nearest is experiment",)),
-        (["experiment=null"], ("experiment=null: leave it out",)),
-        (["-m", "experiment=glob(papr/*)"], ("experiment=glob(papr/*) matches none of clean/llama3b_apo",)),
-        (["-m", "seed=glob(*)"], ("seed is no config group",)),
-    ],
-)
-def test_a_mistyped_choice_is_one_line(arguments, words):
-    done = imported(f"sys.argv[1:] = {arguments}; runpy.run_path('train.py', run_name='__main__')")
-    refusal, large = done.stderr.splitlines()
-    assert (done.returncode, large) == (1, "")
-    assert refusal.startswith("error: ")
-    assert all(word in refusal for word in words)
-
-
-def test_a_glob_over_the_papers_folder_is_its_19_experiments():
-    key, _, experiments = expand_glob("experiment=glob(paper/*)").partition("=")
-    assert key == "experiment"
-    assert experiments.split(",") == sorted(f"paper/{name}" for name in PAPER)
-
-
-def test_a_glob_leaves_other_arguments_alone():
+def test_a_glob_over_the_papers_folder_is_its_19_experiments_and_other_arguments_are_left_alone():
+    assert expand_glob("experiment=glob(paper/*)") == "experiment=" + ",".join(sorted(f"paper/{n}" for n in PAPER))
     for argument in ("seed=1,2", "-m", "title=glob", "hydra/launcher=glob(*)"):
         assert expand_glob(argument) == argument
 
@@ -217,34 +183,6 @@ def test_every_experiment_runs_with_every_engine(engine):
 def test_benchmarks_to_validate_on_can_be_named_on_the_command_line(data):
     for override in ("data.validation={amc2023: /data/a.jsonl}", "+data.validation.amc2023=/data/a.jsonl"):
         assert dict(instantiate(composed(f"data={data}", override).data).validation) == {"amc2023": "/data/a.jsonl"}
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (
-            ("experiment=paper/sensitivity_pull_0.0", "~data.validation", "algo=grpo"),
-            ("algo.loss: ", "GRPO", "'pull_coef'"),
-        ),
-        (("~engine.sequences_per_batch",), ("engine: ", "TransformersEngine", "'sequences_per_batch'")),
-        (("reward=callable", "reward.function._target_=rewarding.nobody"), ("reward.function._target_", "nobody")),
-    ],
-)
-def test_a_node_that_does_not_fit_its_class_is_one_line(overrides, words):
-    cfg = composed("model=tiny", *overrides, "engine=transformers", "trainer=cpu", "data=arithmetic", "callbacks=none")
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever Hydra makes of it
-        prepare(cfg)
-    message = user_message(caught.value)
-    assert message is not None, repr(caught.value)
-    assert "\n" not in message
-    assert all(word in message for word in words)
-
-
-def test_a_type_error_inside_of_a_class_is_a_bug_and_shown_whole():
-    node = {"_target_": "rewarding.even_start", "completions": [1]}
-    with pytest.raises(InstantiationException, match="not subscriptable") as caught:
-        instantiate(node)
-    assert user_message(caught.value) is None
 
 
 def test_no_extra_compiles_llama_cpp_and_set_up_installs_the_model_file_without_its_dependencies():
@@ -270,6 +208,48 @@ def test_a_file_that_is_no_yaml_is_one_line_with_its_place(tmp_path):
     ]
 
 
-def test_a_number_that_is_none_is_refused_before_anything_large_is_imported():
-    done = apo("evaluate", "seed=first")
-    assert done.stderr.splitlines() == ["error: seed is 'first': give a whole number", ""]
+def test_another_packages_command_of_a_name_that_is_taken_is_refused(monkeypatch):
+    class Point:
+        name, value = "train", "stranger:TRAIN"
+
+    monkeypatch.setattr(commands, "entry_points", lambda group: [Point])
+    with pytest.raises(ConfigError, match="two packages bring a command 'train'; the second is stranger:TRAIN"):
+        commands.commands.__wrapped__()
+
+
+def test_a_first_word_of_a_commands_actions_sets_the_action_and_overrides_are_left_alone():
+    command = commands.find_command("paper")
+    assert command.overrides(["run", "limit=1"]) == ["action=run", "limit=1"]
+    assert command.overrides(["limit=1", "action=run"]) == ["limit=1", "action=run"]
+    assert command.overrides(["--cfg", "job"]) == ["--cfg", "job"]
+    assert command.overrides([]) == []
+
+
+def test_the_index_has_all_commands_on_80_columns_and_their_work_is_there():
+    lines = index_page().splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == list(commands.commands())
+    assert max(map(len, lines)) <= 80
+    assert all(callable(command.load()) for command in commands.commands().values())
+
+
+@pytest.mark.parametrize("name", [name for name, command in commands.commands().items() if command.config])
+def test_a_page_names_every_option_of_every_axis(name):
+    page = help_page(commands.find_command(name))
+    for axis, options in re.findall(r"^(\w+)= ((?:.+\n)(?:    .+\n)*)", page, flags=re.MULTILINE):
+        assert options.split() == names(axis)
+    assert f"apo {name} --cfg job" in page
+
+
+def test_a_sweep_over_several_ranks_is_refused_before_the_first_job(tmp_path):
+    done = apo("train", "-m", "model=tiny", "trainer=ddp_cpu2", "seed=1,2", folder=tmp_path)
+    assert done.returncode == 1
+    assert "error: trainer.devices is 2 in a sweep" in done.stderr
+
+
+@pytest.mark.slow
+def test_each_job_of_a_sweep_trains_in_its_own_folder(tmp_path):
+    sizes = ("trainer.max_steps=1", f"hydra.sweep.dir={tmp_path}")
+    start_script("train", "-m", *RUN, *sizes, "algo=grpo,apo").finish()
+    for job, algo in enumerate(("grpo", "apo")):
+        assert f"- algo={algo}" in (tmp_path / str(job) / ".hydra" / "overrides.yaml").read_text().splitlines()
+        assert [row["step"] for row in training_rows(tmp_path / str(job))] == ["1"]

@@ -5,6 +5,7 @@ import math
 import re
 import signal
 import sys
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -19,10 +20,12 @@ from apo_lightning.evaluation.samples_file import read_samples
 from apo_lightning.model.fingerprint import weights_sha256
 from apo_lightning.model.policy import Policy
 from apo_lightning.rollout import weight_sync
-from apo_lightning.run import evaluate, user_message
+from apo_lightning.run import evaluate
 from apo_lightning.run.command_line import main
-from apo_lightning.run.tasks import COUNTS, describe_reward
-from apo_lightning.run.value_types import check_arguments, check_numbers
+from apo_lightning.run.evaluated_policy import find_evaluated_policy
+from apo_lightning.run.evaluating import ANNOTATIONS, describe_reward, prepare_tasks
+from apo_lightning.run.user_message import user_message
+from apo_lightning.run.value_types import check_values
 from composing import ROOT, composed, names
 from processes import start_script
 from running import finish, run_train, start_cold
@@ -191,6 +194,9 @@ def test_a_sweep_measures_one_benchmark_with_several_settings(tmp_path, monkeypa
         (("max_completion_tokens=5000",), "give max_completion_tokens=4000 or less"),
         (("num_samples=0",), "benchmark.arithmetic.num_samples is 0"),
         (("temperature=-1",), "temperature is -1"),
+        (("temperature=null",), "temperature is null"),
+        (("samples_per_batch=0",), "samples_per_batch is 0: it must be at least 1"),
+        (("tokens_per_microbatch=null",), "tokens_per_microbatch is null"),
         (("temperature=nan",), "temperature is nan: it must be 0 (greedy) or in [0.01, 2.0]"),
         (("temperature=0.001",), "temperature is 0.001"),
         (("top_p=nan",), "top_p is nan: it must be in (0, 1]"),
@@ -215,8 +221,7 @@ def test_what_cannot_work_is_one_line_before_any_weights_are_loaded(overrides, m
 @pytest.mark.parametrize("model", names("model"))
 def test_every_benchmark_composes_with_every_model(benchmark, model):
     cfg = composed(f"benchmark={benchmark}", f"model={model}", config_name="evaluate")
-    check_numbers(cfg, "evaluate")
-    check_arguments(cfg, dict.fromkeys(COUNTS, int | None))
+    check_values(cfg, ANNOTATIONS)
     chosen = list(cfg.benchmark.values())
     assert [node.name for node in chosen] == list(cfg.benchmark)
     for node in chosen:
@@ -246,3 +251,29 @@ def test_the_reward_of_locks_is_described_with_its_puzzle():
     assert describe_reward(node.reward) == (
         "PuzzleReward(puzzle._target_=apo_lab.puzzles.Locks, puzzle.secret=7, puzzle.digit_accuracy=0.74)"
     )
+
+
+def task_on(device, *overrides):
+    cfg = composed("model=tiny", "limit=1", *overrides, config_name="evaluate")
+    evaluated = replace(find_evaluated_policy(cfg, []), device=torch.device(device))
+    [task] = prepare_tasks(cfg, evaluated, "transformers")
+    return task
+
+
+def test_a_gpu_is_given_more_at_once_than_a_cpu():
+    sizes = [
+        task_on(*given).settings.samples_per_batch for given in (["cpu"], ["cuda"], ["cuda", "samples_per_batch=7"])
+    ]
+    assert sizes == [256, 4096, 7]
+
+
+def test_equal_samples_and_repeated_problems_are_told_before_anything_is_loaded(tmp_path, capsys):
+    rows = [("1 + 1", "2"), ("1+1", "2"), ("2 + 2", "4"), ("2 + 2", "5"), ("3 + 2", "5")]
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text("".join(json.dumps({"problem": p, "answer": a}) + "\n" for p, a in rows))
+    own = "benchmark.arithmetic"
+    task_on("cpu", f"{own}.path={problems}", f"{own}.num_problems=5", "limit=null", "num_samples=8", "temperature=0")
+    assert capsys.readouterr().out.splitlines() == [
+        "arithmetic: 2 problems occur more than once (4 of 5 rows), 1 with different answers",
+        "arithmetic: at temperature=0 the 8 samples of a problem are equal, and pass@k is pass@1: give num_samples=1",
+    ]

@@ -2,7 +2,7 @@
 
 import csv
 
-from apo_lightning.run.metrics_csv import MetricsCSV, read_rows, split_rows
+from apo_lightning.run.metrics_csv import MetricsCSV, rows_until
 
 
 def read(path):
@@ -33,15 +33,10 @@ def test_a_run_that_goes_on_writes_the_rows_of_its_beginning_again(tmp_path):
         first.log_metrics({"train/reward": 0.1 * step}, step=step)
     with first.path.open("ab") as file:
         file.write(b"4,0.")  # the beginning of a row
-    second = MetricsCSV(tmp_path, split_rows(read_rows(tmp_path), step=2, validated_step=None)[0])
+    second = MetricsCSV(tmp_path, rows_until(tmp_path, step=2, validated_step=None))
     second.log_metrics({"train/reward": 0.9}, step=3)
     assert [(row["step"], row["train/reward"]) for row in read(second.path)] == [
         ("1", "0.1"),
         ("2", "0.2"),
         ("3", "0.9"),
     ]
-
-
-def test_half_a_row_is_passed_over(tmp_path):
-    (tmp_path / "metrics.csv").write_bytes(b"step,train/reward\r\n1,0.5\r\n2,0.")
-    assert read_rows(tmp_path) == [{"step": "1", "train/reward": "0.5"}]

@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 from apo_lightning.losses import APO
 from apo_lightning.model.packing import padding_microbatch
-from apo_lightning.types import Advantages, TokenStatistics
-from apo_lightning.step.assignment import assign, assign_at_home
 from apo_lightning.parts.engine_check import _largest_gap
+from apo_lightning.step.assignment import assign, assign_at_home
 from apo_lightning.step.table import StepTable
-from factories import SETTINGS, Alone, make_rollouts
+from apo_lightning.types import Advantages, TokenStatistics
+from factories import Alone, make_rollouts
 from processes import on_two_ranks
 
 CPU = torch.device("cpu")
@@ -46,9 +46,9 @@ def on_each_rank(rank, folder):
     dist.init_process_group(
         "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2, timeout=timedelta(minutes=3)
     )
-    ranks, settings = Two(rank), replace(SETTINGS, prompts_per_minibatch=2)
+    ranks = Two(rank)
     rollouts, advantages = sampled(rank)
-    assignment = assign(rollouts, advantages, APO(), settings, ranks, CPU)
+    assignment = assign(rollouts, advantages, APO().needs, 1, ranks, CPU)
     # Of rank 0's two completions, which alone have a gradient, each rank runs one; rank 1's stay where they are.
     assert assignment.sampled_by.tolist() == [[0], [0, 1, 1]][rank]
     # Behind 3 tokens of the prompt: 6 and 4.

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import lightning.pytorch as pl
 import pytest
-import torch
 
 from apo_lightning.errors import NonfiniteError
 from apo_lightning.losses import GRPO
@@ -26,12 +25,12 @@ class NanReward(CallableReward):
 
 
 class HiddenNanLoss(GRPO):
-    """A NaN that has no gradient, the first time that an update asks a rank; before a run the loss is tried once."""
+    """A NaN that has no gradient, the first time that an update asks a rank; before a run the loss is tried thrice."""
 
     def __call__(self, inputs):
         output = super().__call__(inputs)
         calls.append(1)
-        if len(calls) != 2 or os.environ.get("LOCAL_RANK", "0") != os.environ.get("RANK_OF_NAN", "0"):
+        if len(calls) != 4 or os.environ.get("LOCAL_RANK", "0") != os.environ.get("RANK_OF_NAN", "0"):
             return output
         return replace(output, per_token=output.per_token + inputs.logprobs.detach() * math.nan)
 
@@ -66,31 +65,14 @@ def broken(folder, *overrides):
     train_tiny(folder, *SETTINGS, f"+callbacks.broken._target_={__name__}.BreakPolicy", *overrides)
 
 
-def test_a_reward_that_is_no_number_moves_nothing_and_ends_the_run_with_its_batch(tmp_path):
-    with pytest.raises(NonfiniteError, match=r"step 2: .* 3 optimizer steps in a row") as caught:
+def test_a_reward_that_is_no_number_moves_nothing_and_ends_the_run(tmp_path):
+    with pytest.raises(NonfiniteError, match=r"step 2: .* 3 optimizer steps in a row"):
         train_tiny(tmp_path, *SETTINGS, f"reward._target_={__name__}.NanReward")
-    path = tmp_path / "nonfinite" / "step_000002.pt"
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
     (row,) = training_rows(tmp_path)
     assert float(row["train/num_skipped_steps"]) == 2
     # One of four rewards of two groups; the mean is that of the others.
     assert float(row["train/num_nonfinite"]) >= 2
     assert math.isfinite(float(row["train/reward"]))
-    saved = torch.load(path, weights_only=True)
-    # Two optimizer steps a rollout: the third in a row is the first of the second.
-    assert (saved["step"], saved["minibatch"]) == (2, 0)
-    assert len(saved["completions"]) == 4
-    assert math.isnan(saved["completions"][0]["reward"])
-    for completion in saved["completions"]:
-        # A group's mean and deviation carry the NaN to all of it; what the policy said is sound.
-        assert completion["advantages"].isnan().all()
-        assert completion["loss"].isnan().all()
-        assert completion["was_run"].all()
-        for name in ("logprobs", "old_logprobs", "rollout_logprobs"):
-            assert len(completion[name]) == len(completion["token_ids"])
-            assert completion[name].isfinite().all()
-        torch.testing.assert_close(completion["logprobs"], completion["rollout_logprobs"], atol=1e-4, rtol=0)
 
 
 def test_a_loss_that_is_no_number_skips_its_step_where_the_gradient_does_not_show_it(tmp_path):
@@ -101,20 +83,14 @@ def test_a_loss_that_is_no_number_skips_its_step_where_the_gradient_does_not_sho
     assert [math.isnan(float(row["train/loss"])) for row in rows] == [True, False]
     assert [float(row["train/num_nonfinite"]) for row in rows] == [0, 0]
     assert module.nonfinite.num_in_a_row == 0
-    assert not (tmp_path / "nonfinite").exists()
 
 
-@pytest.mark.parametrize("signal", ["even_start", "never"])
-def test_a_policy_that_says_nan_of_everything_is_not_taken_for_a_stale_engine(tmp_path, signal):
-    # Where nothing is learnt from no loss is NaN: what was scored for the entropy is.
-    with pytest.raises(NonfiniteError, match=r"step 1: .* 1 optimizer steps in a row"):
+@pytest.mark.parametrize(
+    ("signal", "words"), [("even_start", "1 optimizer steps in a row"), ("never", "the policy's log-probs are NaN")]
+)
+def test_a_policy_that_says_nan_of_everything_is_not_taken_for_a_stale_engine(tmp_path, signal, words):
+    with pytest.raises(NonfiniteError, match=words):
         broken(tmp_path, f"reward.function._target_=rewarding.{signal}", "max_nonfinite_steps=1")
-    saved = torch.load(tmp_path / "nonfinite" / "step_000001.pt", weights_only=True)
-    assert any(completion["was_run"].any() for completion in saved["completions"]) == (signal == "even_start")
-    assert saved["completions"]
-    for completion in saved["completions"]:
-        assert completion["logprobs"][completion["was_run"]].isnan().all()
-        assert completion["rollout_logprobs"].isfinite().all()
 
 
 def test_nan_tokens_are_counted_where_they_were_scored_and_spoil_means_over_all(tmp_path):
@@ -122,19 +98,17 @@ def test_nan_tokens_are_counted_where_they_were_scored_and_spoil_means_over_all(
     broken(tmp_path, *own, "checkpoint.save_every=null")  # such weights are not saved
     (row,) = training_rows(tmp_path)
     assert float(row["train/num_skipped_steps"]) == 2
-    # Entropy and max-prob: of 8 completions, and of each of their tokens, all of which the update ran.
+    # Entropy and max-prob of each token, all of which the update ran.
     assert float(row["train/skipped_fraction"]) == 0
-    assert float(row["train/num_nonfinite"]) == 2 * 8 + 2 * 8 * float(row["train/completion_tokens"])
+    assert float(row["train/num_nonfinite"]) == 2 * 8 * float(row["train/completion_tokens"])
     for name in (
         "train/loss",
-        "train/entropy",
-        "train/entropy_se",
         "train/entropy_updated",
         "train/grad_norm",
         "sync/logprob_gap",
     ):
         assert math.isnan(float(row[name])), name
-    assert math.isfinite(float(row["train/surprisal"]))
+    assert math.isfinite(float(row["train/entropy"]))
 
 
 @pytest.mark.slow
@@ -147,10 +121,3 @@ def test_a_loss_that_is_no_number_on_one_rank_stops_all_of_them(tmp_path):
     assert script.wait() == [1, 1], script.said
     (line,) = [line for line in script.said.splitlines() if "error: " in line]
     assert "loss or gradient not finite" in line
-    saved = torch.load(tmp_path / "nonfinite" / f"step_{1:06d}.pt", weights_only=True)
-    assert math.isfinite(saved["grad_norm"])
-    has_nan = {rank: [] for rank in (0, 1)}
-    for completion in saved["completions"]:
-        has_nan[completion["rank"]] += completion["loss"][completion["was_run"]].isnan().tolist()
-    assert not any(has_nan[0])
-    assert any(has_nan[1])

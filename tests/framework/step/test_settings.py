@@ -17,9 +17,6 @@ GOOD = {
     "temperature": 1.0,
     "aggregation": "token_mean",
     "old_logprobs": "trainer",
-    "importance": None,
-    "importance_bounds": None,
-    "scored_fraction": 0.015625,
     "gradient_clip_norm": 1.0,
     "max_nonfinite_steps": 3,
     "validation_samples": 1,
@@ -39,7 +36,6 @@ def test_a_step_counts_its_optimizer_steps():
         ("temperature", 0.0),
         ("aggregation", "mean"),
         ("old_logprobs", "engine"),
-        ("importance", "truncate"),
         ("gradient_clip_norm", -1.0),
         ("max_nonfinite_steps", 0),
     ],
@@ -58,17 +54,26 @@ def test_a_cut_of_the_sampled_distribution_is_refused_in_training(key):
     assert composed("top_p=0.9", config_name="evaluate").top_p == 0.9
 
 
-def test_a_correction_that_would_be_one_everywhere_is_refused():
-    corrected = {**GOOD, "importance": "token_truncate"}
-    with pytest.raises(ConfigError, match=r"importance is token_truncate with old_logprobs=rollout: .* weight .* is 1"):
-        StepSettings(**{**corrected, "old_logprobs": "rollout"})
-    with pytest.raises(ConfigError, match=r"^importance_bounds is -1 with importance=token_truncate: give a number"):
-        StepSettings(**{**corrected, "importance_bounds": -1})
-    with pytest.raises(ConfigError, match=r"^importance is None \(bounds 2.0\): choose one of token_trun"):
-        StepSettings(**{**GOOD, "importance_bounds": 2.0})
-    assert StepSettings(**corrected).importance == "token_truncate"
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            ("importance=token_truncate", "old_logprobs=rollout"),
+            "importance is token_truncate with old_logprobs=rollout",
+        ),
+        (
+            ("importance=token_truncate", "importance_bounds=-1"),
+            "importance_bounds is -1 with importance=token_truncate",
+        ),
+        (("importance_bounds=2.0",), r"importance is None \(bounds 2.0\): choose one of token_trun"),
+        (("importance=truncate",), "importance is truncate"),
+    ],
+)
+def test_a_correction_that_cannot_be_is_refused(options, words):
+    with pytest.raises(ConfigError, match=words):
+        prepare(composed(*options, "model=tiny"))
 
 
 def test_bounds_are_read_as_yaml_has_them():
-    settings = prepare(composed("importance=token_mask", "importance_bounds=[0.8,1.25]", "model=tiny")).settings
-    assert settings.importance_bounds == [0.8, 1.25]
+    loss = prepare(composed("importance=token_mask", "importance_bounds=[0.8,1.25]", "model=tiny")).loss
+    assert (loss.importance.mode, list(loss.importance.bounds)) == ("token_mask", [0.8, 1.25])

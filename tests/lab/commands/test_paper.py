@@ -12,7 +12,6 @@ import pytest
 
 from apo_lab.commands.paper import paper
 from apo_lab.paper.cells import Cell, list_cells
-from apo_lab.paper.costs import hours_of_cells
 from apo_lab.paper.states import state_of
 from apo_lab.paper.work import OUTPUT, work_off
 from apo_lightning.errors import ConfigError
@@ -133,19 +132,3 @@ def test_several_tasks_on_the_same_gpus_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
     with pytest.raises(ConfigError, match="srun started 8 tasks"):
         work_off([], tmp_path, None)
-
-
-def test_the_hours_of_an_evaluation_are_those_of_its_samples_in_training_and_what_is_unknown_says_why(tmp_path):
-    standard = composed("cells=miniature", config_name="paper").distribution_overrides
-    few = listed("distribution_overrides", *standard, "benchmark.locks.limit=16")
-    words = [*miniature(tmp_path), "distribution_of=[paper/qwen_math7b_apo]", few]
-    hours = hours_of_cells(list(cells_of(words).values()), ["rates=h100"])
-    train, evaluated, distribution = (
-        hours[name]
-        for name in (RUN, "evaluate/paper/qwen_math7b_apo/seed_1", "distribution/paper/qwen_math7b_apo/seed_1")
-    )
-    # 16 problems with 128 and with 32 samples, next to 4 steps of 64 · 8 completions.
-    assert evaluated == pytest.approx(4 * distribution)
-    assert 0 < evaluated < train * 16 * 128 / (4 * 64 * 8)
-    assert hours["evaluate/base_lab_locks"] == evaluated
-    assert hours["coverage/lab_locks"] == "preflight has no plan for coverage"

@@ -1,7 +1,8 @@
-"""The plan of a step: its mini-batches, their completions in micro-batches, and the weight of every token."""
+"""What one step runs: its mini-batches, their completions in micro-batches, and the weight of every token."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -77,6 +78,54 @@ class StepPlan:
     """What this step's diagnostics read beyond the loss."""
     unscored: Sequence[Microbatch]
     """What the sampling policy is run on before the update."""
+
+
+def plan_step(
+    table: StepTable, loss_needs: Needs, needs: Needs, diagnostic_needs: Needs, settings: StepSettings, ranks: Ranks
+) -> StepPlan:
+    """Plan a step, once the advantages of its tokens are known; collective. `needs` are of the loss and the parts."""
+    updated = updated_tokens(table, needs)
+    minibatches = plan_minibatches(table, updated, settings, ranks)
+    return StepPlan(
+        table=table,
+        minibatches=minibatches,
+        reference_mask=loss_needs.reference_mask(table.advantages, table.is_correct) & updated,
+        diagnostic_needs=diagnostic_needs,
+        unscored=_unscored(table, minibatches, settings, ranks, everything=diagnostic_needs != Needs()),
+    )
+
+
+def needs_of_diagnostics(callbacks: Iterable[Any], step: int) -> Needs:
+    """What the diagnostics that are due at this step read of all tokens beyond the loss."""
+    needs = Needs()
+    for callback in callbacks:
+        if hasattr(callback, "needs") and callback.is_due(step):
+            needs |= replace(callback.needs, reference_model=False)
+    return needs
+
+
+def _unscored(
+    table: StepTable, minibatches: Sequence[Minibatch], settings: StepSettings, ranks: Ranks, *, everything: bool
+) -> list[Microbatch]:
+    """What the sampling policy must be run on before the update.
+
+    The first mini-batch of the update is run by the sampling policy itself: there π_old is the policy's own log-prob,
+    detached, and costs no forward. A diagnostic reads `everything`, also what the update does not run.
+    """
+    if not everything:
+        later = minibatches[1:] if settings.old_logprobs == "trainer" else []
+        return [microbatch for minibatch in later for microbatch in minibatch.microbatches]
+    microbatches = []
+    budget, sequences, starts = settings.tokens_per_microbatch, table.sequences, table.sequences.starts
+    for minibatch in minibatches:
+        run = {index for part in minibatch.active_microbatches for index in part.token_index.tolist()}
+        # As the update splits them: π_old must be the same to the last bit with and without a diagnostic.
+        skipped = [b for b in minibatch.completions if starts[b] not in run]
+        microbatches += [
+            *equalize_microbatches(sequences, skipped, budget, ranks, table.device)[0],
+            *minibatch.microbatches,
+        ]
+    return microbatches
 
 
 def updated_tokens(table: StepTable, needs: Needs) -> Bool[Tensor, "tokens"]:

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from apo_lightning.losses import GRPO
-from apo_lightning.types import Advantages
-from apo_lightning.step.minibatch_plan import equalize_microbatches, plan_minibatches, updated_tokens
+from apo_lightning.step.plan import equalize_microbatches, plan_minibatches, updated_tokens
 from apo_lightning.step.table import StepTable
+from apo_lightning.types import Advantages
 from factories import SETTINGS, Alone, make_rollouts
 
 CPU = torch.device("cpu")
@@ -23,7 +23,7 @@ def run_tokens(minibatch):
 
 def test_completions_without_a_gradient_are_not_run_and_stay_in_the_denominator():
     table = make_table([[1.0, 0.0], [0.0, 0.0]], [[True, True], [True, True]])
-    first, second = plan_minibatches(table, updated_tokens(table, GRPO()), SETTINGS, Alone())
+    first, second = plan_minibatches(table, updated_tokens(table, GRPO().needs), SETTINGS, Alone())
     assert run_tokens(first) == [0]
     assert first.weights.tolist() == pytest.approx([1 / 4] * 4 + [0] * 6)
     # 2 + 4 kept tokens, and none that could move: a step with a gradient of zero, not no step.
@@ -33,23 +33,17 @@ def test_completions_without_a_gradient_are_not_run_and_stay_in_the_denominator(
 
 def test_dropped_completions_are_in_neither():
     table = make_table([[1.0, -1.0], [-1.0, 1.0]], [[False, True], [False, False]])
-    first, second = plan_minibatches(table, updated_tokens(table, GRPO()), SETTINGS, Alone())
+    first, second = plan_minibatches(table, updated_tokens(table, GRPO().needs), SETTINGS, Alone())
     assert (run_tokens(first), first.num_tokens) == ([1, 2, 3], 3)
     assert (list(second.microbatches), second.num_tokens) == ([], 0)
 
 
-class SecondToken(GRPO):
-    """Has a gradient at one token alone."""
-
-    def gradient_mask(self, advantages, is_correct):
-        return torch.arange(len(advantages)) == 1
-
-
 def test_a_completion_runs_whole_when_one_of_its_tokens_can_move():
     rollouts = make_rollouts(["correct", "incorrect"], 2, lengths=[3, 2])
-    advantages = Advantages(values=torch.ones(1, 2), keep=torch.ones(1, 2, dtype=torch.bool))
-    table = StepTable(rollouts, advantages, torch.device("cpu"))
-    assert updated_tokens(table, SecondToken()).tolist() == [True, True, True, False, False]
+    advantages = Advantages(values=torch.zeros(1, 2), keep=torch.ones(1, 2, dtype=torch.bool))
+    table = StepTable(rollouts, advantages, CPU)
+    table.advantages[1] = 1.0
+    assert updated_tokens(table, GRPO().needs).tolist() == [True, True, True, False, False]
 
 
 class BusyOthers(Alone):

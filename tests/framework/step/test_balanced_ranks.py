@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apo_lightning.step.balance import PARTS_PER_RANK, RankCosts, balanced
+from apo_lightning.step.assignment import PARTS_PER_RANK, RankCosts, balanced
 
 
 def costs(lengths, runs, *, prompt_lengths=None, reads_reference=None, group_size=1):

@@ -1,7 +1,6 @@
 """An auxiliary term: its gradient is that of a plain mean over what is drawn, whatever micro-batches and ranks."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,10 +10,12 @@ from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
-from apo_lightning.types import LossOutput
 from apo_lightning.parts.auxiliary import Auxiliary, Stored
+from apo_lightning.step.plan import Minibatch, StepPlan
+from apo_lightning.step.table import StepTable
+from apo_lightning.types import Advantages, LossOutput, Needs
 from composing import composed
-from factories import SETTINGS
+from factories import SETTINGS, make_rollouts, make_setup
 
 PACKED = PackedSequences(
     prompts=[(5, 6, 7), (9, 8)],
@@ -57,17 +58,22 @@ def policy_of(spec, seed):
     return Policy(spec.load_model(seed=seed), spec.load_tokenizer(), torch.float32)
 
 
-def run_of(policy, ranks=None, seed=1, budget=64):
-    others = ("reference", "critic", "advantage", "loss", "nonfinite", "trainer")
-    return SimpleNamespace(
-        policy=policy,
-        settings=replace(SETTINGS, tokens_per_microbatch=budget),
-        ranks=ranks or OneOf(0, 1),
-        seed=seed,
-        device=torch.device("cpu"),
-        manual_backward=print,
-        **dict.fromkeys(others),
+def setup_of(policy, ranks=None, seed=1, budget=64):
+    settings = replace(SETTINGS, tokens_per_microbatch=budget)
+    return make_setup(policy=policy, settings=settings, ranks=ranks or OneOf(0, 1), seed=seed)
+
+
+def terms(auxiliary, setup, step, minibatch):
+    """The functions of one mini-batch of a step."""
+    rollouts = make_rollouts(["correct"], 1, step=step)
+    nothing = torch.zeros(1, 1)
+    table = StepTable(rollouts, Advantages(values=nothing, keep=nothing.bool()), torch.device("cpu"))
+    planned = Minibatch(
+        number=minibatch, completions=[], microbatches=[], weights=torch.zeros(2), num_padding=0, num_tokens=1
     )
+    mask = torch.zeros(2, dtype=torch.bool)
+    plan = StepPlan(table=table, minibatches=[planned], reference_mask=mask, diagnostic_needs=Needs(), unscored=[])
+    return auxiliary.terms(setup, plan, planned)
 
 
 def plain_logprobs(model, b):
@@ -86,20 +92,20 @@ def totals(spec, seed=1):
 def scored(spec, num_drawn):
     """A term of which the model of seed 1 is the one before training."""
     auxiliary = Auxiliary(Squares(num_drawn), Stored(sequences=PACKED, logprobs=totals(spec)))
-    auxiliary.score(run_of(policy_of(spec, seed=1)))
+    auxiliary.begin(setup_of(policy_of(spec, seed=1)))
     return auxiliary
 
 
 def drawn(auxiliary, **run):
     """The completions that a mini-batch runs, by the index of their first token."""
-    parts = auxiliary.losses(run_of(None, **run), 3, 1)
+    parts = terms(auxiliary, setup_of(None, **run), 3, 1)
     index = torch.cat([part.args[1].token_index for part in parts]).tolist()
     return [b for b, start in enumerate(PACKED.starts) if start in index]
 
 
 def gradient(auxiliary, policy, step=3, minibatch=1, **run):
     policy.zero_grad()
-    losses = [part() for part in auxiliary.losses(run_of(policy, **run), step, minibatch)]
+    losses = [part() for part in terms(auxiliary, setup_of(policy, **run), step, minibatch)]
     for loss in losses:
         loss.backward()
     grads = {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
@@ -122,10 +128,9 @@ def test_value_and_gradient_are_those_of_a_mean_over_plain_forwards_in_float64(s
     assert value == pytest.approx(loss.item(), rel=1e-5)
     for name, parameter in now.named_parameters():
         torch.testing.assert_close(grads[f"model.{name}"].double(), parameter.grad, rtol=1e-3, atol=1e-6)
-    metrics, work = auxiliary.take()
+    metrics = auxiliary.metrics(None, None)
     assert metrics == {"own/log_ratio": pytest.approx(log_ratio.mean().item(), abs=1e-6)}
-    assert work.num_rows == len(log_ratio)
-    assert auxiliary.take()[1].num_rows == 0, "forgotten"
+    assert auxiliary.metrics(None, None) == {}, "forgotten"
 
 
 def test_two_ranks_share_what_one_draws(spec):
@@ -159,4 +164,4 @@ def test_of_fewer_completions_than_asked_for_all_are_drawn(spec):
 def test_completions_of_another_model_are_refused(spec):
     stored = Stored(sequences=PACKED, logprobs=totals(spec, seed=2))
     with pytest.raises(ConfigError, match=r"differ by \d+\.\d+ nats a token"):
-        Auxiliary(Squares(1), stored).score(run_of(policy_of(spec, seed=1)))
+        Auxiliary(Squares(1), stored).begin(setup_of(policy_of(spec, seed=1)))

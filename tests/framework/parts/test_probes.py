@@ -16,7 +16,7 @@ GIVEN = (7, -1, 3)
 class Asking(StepCallback):
     """Asks three completions of the step, and the reference's three likeliest tokens."""
 
-    probe_needs = Needs(anchor_size=3)
+    needs = Needs(reference_model=True)
     every_n_steps = 2
 
     def __init__(self):
@@ -46,7 +46,7 @@ class Asking(StepCallback):
 class AskingById(Asking):
     """Names the tokens itself."""
 
-    probe_needs = Needs()
+    needs = Needs()
 
     def anchors(self, num_tokens):
         return torch.tensor([GIVEN]).expand(num_tokens, -1)

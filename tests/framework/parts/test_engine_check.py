@@ -7,14 +7,14 @@ from apo_lightning.errors import StaleWeightsError
 from apo_lightning.evaluation.scoring import check_engine, microbatches, pack
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.spec import PolicySpec
+from apo_lightning.parts import engine_check
+from apo_lightning.parts.engine_check import NUM_VERSIONS, EngineCheck, RoundingNoise, rounding_noise
 from apo_lightning.rollout.start import start_engine
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.rollout.weight_sync import logprob_gap, publish
-from apo_lightning.types import GenerationRequest, Prompt, Rollouts, Verdict
-from apo_lightning.step import engine_check
-from apo_lightning.parts.engine_check import NUM_VERSIONS, EngineCheck, RoundingNoise, rounding_noise
-from apo_lightning.step.scoring import table_to_check
-from factories import Alone
+from apo_lightning.step.table import StepTable
+from apo_lightning.types import Advantages, GenerationRequest, Prompt, Rollouts, Verdict
+from factories import make_setup
 
 TINY = {
     "model_type": "llama",
@@ -49,7 +49,8 @@ def sampled_table(engine, num_tokens):
         for i, prompt in enumerate(PROMPTS)
     ]
     verdict = Verdict(reward=0.0, status="incorrect")
-    return table_to_check(
+    nothing = torch.zeros(len(PROMPTS), 1)
+    return StepTable(
         Rollouts(
             step=1,
             prompts=tuple(PROMPTS),
@@ -59,12 +60,13 @@ def sampled_table(engine, num_tokens):
             group_size=1,
             policy_version=1,
         ),
+        Advantages(values=nothing, keep=nothing.bool()),
         CPU,
     )
 
 
 def run(check, table, policy, version=1):
-    return check.run(table, policy, Alone(), tokens_per_microbatch=100, temperature=1.0, version=version)
+    return check.check(make_setup(policy=policy), table, version)
 
 
 def test_the_noise_of_the_trainers_two_precisions_is_the_size_of_the_gap(pair):

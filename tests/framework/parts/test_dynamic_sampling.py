@@ -13,14 +13,13 @@ import pytest
 import torch
 from hypothesis import given
 
-import apo_lightning.module
-from apo_lightning.advantages import GroupNormalized, Informative, OverlongPenalty, Shaped, SignedReward, Truncated
+from apo_lightning.advantages import GAE, GroupNormalized, Informative, OverlongPenalty, Shaped, SignedReward, Truncated
 from apo_lightning.checkpoints.folder import complete_checkpoints
 from apo_lightning.errors import ConfigError, Preempted
 from apo_lightning.module import RLVRModule
-from apo_lightning.run import prepare
-from apo_lightning.types import AdvantageInputs, Rollouts, concatenate, mixed
 from apo_lightning.parts.dynamic_sampling import DynamicSampling, later_prompts, select
+from apo_lightning.run import prepare
+from apo_lightning.types import AdvantageInputs, Needs, Rollouts, concatenate, mixed
 from composing import composed
 from factories import SETTINGS, make_prompt
 from running import RUN, SIGNAL, run_train, train_tiny, training_rows, weights, without_clock
@@ -108,7 +107,7 @@ def test_every_round_draws_for_what_is_missing_and_the_first_mixed_groups_are_tr
         assert float(row["train/completion_tokens"]) == pytest.approx(first.lengths.float().mean().item())
         assert float(row["train/truncated_fraction"]) == pytest.approx(first.is_truncated.float().mean().item())
         logprobs = [value for completion in first.completions for value in completion.logprobs]
-        assert float(row["train/surprisal"]) == pytest.approx(-sum(logprobs) / len(logprobs), rel=1e-5)
+        assert float(row["train/entropy"]) == pytest.approx(-sum(logprobs) / len(logprobs), rel=1e-5)
         assert float(row["reward/num_correct"]) == float(first.is_correct.sum())
         assert float(row["train/kept/reward"]) == 0.5
         assert float(row["sampling/num_rounds"]) == len(parts)
@@ -138,7 +137,7 @@ def test_one_round_is_the_estimator_that_drops_the_other_groups(tmp_path):
     _, [plain] = run(tmp_path / "plain", *sizes, "algo.dynamic_sampling=null")
     _, [one] = run(tmp_path / "one", *sizes, "algo.dynamic_sampling.max_rounds=1")
     assert 0 < float(one["sampling/kept_fraction"]) < 1
-    for name in ("train/loss", "train/grad_norm", "train/reward", "train/surprisal", "train/zero_advantage_fraction"):
+    for name in ("train/loss", "train/grad_norm", "train/reward", "train/entropy", "train/zero_advantage_fraction"):
         assert float(one[name]) == pytest.approx(float(plain[name]), rel=1e-5, abs=1e-6), name
 
 
@@ -174,7 +173,7 @@ def test_stopped_within_a_step_it_goes_on_as_if_nothing_had_happened(uninterrupt
         os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        sample, refill = RLVRModule.sample, apo_lightning.module.refill
+        sample, sampled = RLVRModule.sample, DynamicSampling.sampled
         calls = []
 
         def stopped_in_round_two(module, prompts, group_size, *, step, stream):
@@ -183,8 +182,8 @@ def test_stopped_within_a_step_it_goes_on_as_if_nothing_had_happened(uninterrupt
                 stop()
             return sample(module, prompts, group_size, step=step, stream=stream)
 
-        def stopped_when_selected(module, batch, rollouts):
-            rollouts = refill(module, batch, rollouts)
+        def stopped_when_selected(part, setup, batch, rollouts):
+            rollouts = sampled(part, setup, batch, rollouts)
             if rollouts is not None and rollouts.step == 2:
                 stop()
             return rollouts
@@ -192,7 +191,7 @@ def test_stopped_within_a_step_it_goes_on_as_if_nothing_had_happened(uninterrupt
         if place == "in the second round":
             patch.setattr(RLVRModule, "sample", stopped_in_round_two)
         else:
-            patch.setattr(apo_lightning.module, "refill", stopped_when_selected)
+            patch.setattr(DynamicSampling, "sampled", stopped_when_selected)
         with pytest.raises(Preempted, match="SIGTERM"):
             run(tmp_path, *STOPPED)
     [*_, newest] = complete_checkpoints(tmp_path / "checkpoints")[0]
@@ -235,11 +234,7 @@ def test_groups_are_dropped_by_their_verdicts_and_not_by_their_rewards():
     assert given.keep.tolist() == [[False, False], [True, True]]
     both = Informative(Truncated(shaped))
     assert both(inputs).keep.tolist() == [[False, False], [True, False]]
-    assert (both.punishes_correct, both.spares_errors, set(both.reads)) == (
-        True,
-        False,
-        {"truncated", "max_completion_tokens"},
-    )
+    assert (both.punishes_correct, both.spares_errors) == (True, False)
     assert Informative(SignedReward(1.0, 0.0)).spares_errors
     with pytest.raises(ConfigError, match="group_size is 1"):
         both.check(1)
@@ -248,7 +243,7 @@ def test_groups_are_dropped_by_their_verdicts_and_not_by_their_rewards():
 class RareReward:
     """A shaping that reads how often a prompt was solved before."""
 
-    reads = ("history",)
+    needs = Needs(history=True)
 
     def __call__(self, inputs):
         return inputs.rewards
@@ -257,15 +252,15 @@ class RareReward:
 def test_what_cannot_work_is_refused_and_named():
     sampling, good = DynamicSampling(max_rounds=3, oversample=1.5), Informative(GroupNormalized())
     # Two prompts a step: at most 2 + 2·3.
-    sampling.check(SETTINGS, 8, good, None)
+    sampling.check(SETTINGS, 8, good)
     for changes, words in (
         ({"settings": replace(SETTINGS, group_size=1)}, "group_size is 1"),
-        ({"critic": {"kind": "separate"}}, "algo.critic"),
+        ({"advantage": Informative(GAE())}, "algo.critic"),
         ({"advantage": GroupNormalized()}, "algo.advantage is GroupNormalized: .*Informative"),
         ({"advantage": Shaped(good, RareReward())}, "reads the history of prompts"),
         ({"num_prompts": 7}, "may draw 8 prompts in a step, and there are 7"),
     ):
-        values = {"settings": SETTINGS, "num_prompts": 8, "advantage": good, "critic": None} | changes
+        values = {"settings": SETTINGS, "num_prompts": 8, "advantage": good} | changes
         with pytest.raises(ConfigError, match=words):
             sampling.check(**values)
     for values, words in (({"max_rounds": 0}, "max_rounds is 0"), ({"oversample": 0.5}, "oversample is 0.5")):

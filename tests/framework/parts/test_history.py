@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from apo_lightning.types import PromptRecord, Rollouts, Verdict
 from apo_lightning.parts.history import MAX_ANSWER_CHARACTERS, MAX_ANSWERS, History
+from apo_lightning.types import PromptRecord, Rollouts, Verdict
 from factories import make_prompt, make_rollouts
 from processes import on_two_ranks
 
@@ -43,25 +43,19 @@ STEPS = [rollouts(b="1 2", a="3 -", c="1 1"), rollouts(a="2 4", d="1 -"), rollou
 
 
 def test_counts():
-    history = History(["history"])
+    history = History()
     history.add(rollouts(b="1 1 2", a="3 - 3"))
     history.add(rollouts(b="2 - 4"))
     assert history.of("b") == PromptRecord(num_sampled=6, num_correct=2, answers={"1": 2, "2": 2, "4": 1})
     assert history.of("a") == PromptRecord(num_sampled=3, num_correct=0, answers={"3": 2})
     assert history.of("c") == PromptRecord()
-    restored = History(["history"])
+    restored = History()
     restored.load_state_dict(json.loads(json.dumps(history.state_dict())))
     assert restored.records == history.records
 
 
-def test_a_history_that_is_not_read_is_not_kept():
-    history = History(["answers"])
-    history.add(rollouts(a="1 2"))
-    assert history.records == {}
-
-
 def test_a_prompts_record_is_bounded():
-    history = History(["history"])
+    history = History()
     for number in range(MAX_ANSWERS + 2):
         history.add(rollouts(a=f"x{number} {'y' * (MAX_ANSWER_CHARACTERS + 1)}"))
     history.add(rollouts(a="x0 x0"))
@@ -73,11 +67,11 @@ def test_a_prompts_record_is_bounded():
 
 def in_parts(rank, folder):
     torch.set_num_threads(1)
-    alone = History(["history"])
+    alone = History()
     for step in STEPS:
         alone.add(step)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
-    shared = History(["history"])
+    shared = History()
     for step in STEPS:
         shared.add(take(step, [i for i in range(len(step.prompts)) if (i + rank) % 2]))
     dist.destroy_process_group()

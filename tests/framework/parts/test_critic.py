@@ -3,7 +3,6 @@
 import math
 import signal
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,14 +10,13 @@ from hydra.errors import InstantiationException
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-import apo_lightning.module
 from apo_lightning.advantages import GAE
 from apo_lightning.errors import ConfigError, Preempted
+from apo_lightning.parts.critic import Critic
 from apo_lightning.rollout.weight_sync import named_weights
-from apo_lightning.types import Advantages
-from apo_lightning.step.scoring import score_values
 from apo_lightning.step.table import StepTable
-from factories import SETTINGS, Alone, make_rollouts
+from apo_lightning.types import Advantages
+from factories import make_rollouts, make_setup
 from running import SIGNAL, read_metrics, run_train, train_tiny, training_rows, weights, without_clock
 
 CPU = torch.device("cpu")
@@ -27,14 +25,13 @@ RLOO = ("~algo.advantage", "+algo.advantage._target_=apo_lightning.advantages.Le
 SEPARATE = "algo.critic.kind=separate"
 
 
-class Told:
+class Told(Critic):
     """A critic whose values are given, one a token of the table."""
 
-    def __init__(self, values):
-        self.policy = nn.Linear(1, 1)
-        self.told = torch.tensor(values)
+    def __init__(self, gae, values):
+        self.policy, self.gae, self.told = nn.Linear(1, 1), gae, torch.tensor(values)
 
-    def values(self, microbatch):
+    def values(self, microbatch, policy_hidden=None):
         return self.told[microbatch.token_index]
 
 
@@ -45,26 +42,19 @@ def table_of(statuses, lengths, keep=None):
 
 
 def score(table, gae, values):
-    others = ("policy", "reference", "loss", "nonfinite", "seed", "device", "trainer")
-    run = SimpleNamespace(
-        critic=None if values is None else Told(values),
-        advantage=gae,
-        settings=SETTINGS,
-        ranks=Alone(),
-        manual_backward=print,
-        **dict.fromkeys(others),
-    )
-    score_values(run, table)
+    critic = Told(gae, values)
+    critic.tabled(make_setup(), table)
+    return critic.metrics(None, None)
 
 
 def test_the_table_of_a_correct_and_a_wrong_completion_by_hand():
     # λ = 1: Â = R − V = (0.5, 0.6, 0.4, −0.5, −0.4), whose whitened values test_gae.py derives.
     table = table_of(["correct", "incorrect"], [3, 2])
-    score(table, GAE(), [0.5, 0.4, 0.6, 0.5, 0.4])
+    metrics = score(table, GAE(), [0.5, 0.4, 0.6, 0.5, 0.4])
     assert table.advantages.tolist() == pytest.approx([0.7220, 0.9120, 0.5320, -1.1780, -0.9880], abs=1e-4)
-    assert table.returns.tolist() == pytest.approx([1, 1, 1, 0, 0])
+    assert table.columns["returns"].tolist() == pytest.approx([1, 1, 1, 0, 0])
     # Var(R) = 0.24; R − V has mean 0.12 and mean square 0.236: 1 − (0.236 − 0.0144)/0.24
-    assert table.critic_metrics == {
+    assert metrics == {
         "critic/value_mean": pytest.approx(0.48),
         "critic/return_mean": pytest.approx(0.6),
         "critic/explained_variance": pytest.approx(0.076667, abs=1e-6),
@@ -73,25 +63,17 @@ def test_the_table_of_a_correct_and_a_wrong_completion_by_hand():
 
 def test_dropped_completions_are_not_run_and_in_no_moment():
     kept = table_of(["correct", "incorrect", "correct"], [3, 2, 2], keep=[True, True, False])
-    score(kept, GAE(), [0.5, 0.4, 0.6, 0.5, 0.4, 9.0, 9.0])
-    assert kept.values.tolist()[5:] == [0, 0]
+    metrics = score(kept, GAE(), [0.5, 0.4, 0.6, 0.5, 0.4, 9.0, 9.0])
+    assert kept.columns["values"].tolist()[5:] == [0, 0]
     assert kept.advantages.tolist()[:5] == pytest.approx([0.7220, 0.9120, 0.5320, -1.1780, -0.9880], abs=1e-4)
-    assert kept.critic_metrics["critic/return_mean"] == pytest.approx(0.6)
+    assert metrics["critic/return_mean"] == pytest.approx(0.6)
 
 
 def test_equal_returns_have_no_explained_variance():
     table = table_of(["correct", "correct"], [2, 1])
-    score(table, GAE(), [0.0, 0.0, 0.0])
-    assert math.isnan(table.critic_metrics["critic/explained_variance"])
+    metrics = score(table, GAE(), [0.0, 0.0, 0.0])
+    assert math.isnan(metrics["critic/explained_variance"])
     assert table.advantages.tolist() == [0, 0, 0]
-
-
-def test_without_a_critic_the_table_stays():
-    table = table_of(["correct", "incorrect"], [3, 2])
-    before = table.advantages
-    score(table, GAE(), None)
-    assert table.advantages is before
-    assert table.values is None
 
 
 @dataclass
@@ -101,17 +83,24 @@ class Watch:
     policy: list = field(default_factory=list)
     critic: list = field(default_factory=list)
 
-    def __call__(self, module, table):
-        self.policy.append({name: p.detach().clone() for name, p in module.policy.model.named_parameters()})
-        self.critic.append({name: p.detach().clone() for name, p in module.critic.parameters.items()})
-        return score_values(module, table)
+    def __call__(self, critic, setup, table):
+        self.policy.append({name: p.detach().clone() for name, p in setup.policy.model.named_parameters()})
+        self.critic.append({name: p.detach().clone() for name, p in critic.parameters.items()})
+        return TABLED(critic, setup, table)
+
+
+TABLED = Critic.tabled
 
 
 @pytest.fixture
 def watch(monkeypatch):
     watched = Watch()
-    monkeypatch.setattr(apo_lightning.module, "score_values", watched)
+    monkeypatch.setattr(Critic, "tabled", lambda *given: watched(*given))
     return watched
+
+
+def critic_of(module):
+    return next(part for part in module.parts if isinstance(part, Critic))
 
 
 def same(one, other):
@@ -157,7 +146,7 @@ def test_warm_up_trains_the_critic_alone(kind, policy, tmp_path, watch):
 
 def test_what_is_exported_and_sent_to_the_engine_has_no_value_head(tmp_path):
     module = train_tiny(tmp_path, *SIGNAL, *LEARNS, "algo=ppo", "callbacks=export")
-    assert any(parameter.any() for parameter in module.critic.parameters.values())
+    assert any(parameter.any() for parameter in critic_of(module).parameters.values())
     names = {name for name, _ in named_weights(module.policy.model, torch.float32)}
     assert not any("value" in name and "head" in name for name in names)
     exported = tmp_path / "checkpoints" / "final"
@@ -172,19 +161,19 @@ def test_stopped_and_gone_on_from_it_is_the_same_run_to_the_bit(options, tmp_pat
     whole = train_tiny(tmp_path / "whole", *settings)
     calls = []
 
-    def stopped(module, table):
+    def stopped(critic, setup, table):
         calls.append(None)
         if len(calls) == 2:
             signal.raise_signal(signal.SIGTERM)
-        return score_values(module, table)
+        return TABLED(critic, setup, table)
 
     with monkeypatch.context() as patch:
-        patch.setattr(apo_lightning.module, "score_values", stopped)
+        patch.setattr(Critic, "tabled", stopped)
         with pytest.raises(Preempted, match="step_000002"):
             train_tiny(tmp_path / "parts", *settings)
     resumed = train_tiny(tmp_path / "parts", *settings, "resume=auto")
     assert same(weights(whole), weights(resumed))
-    assert same(dict(whole.critic.parameters), dict(resumed.critic.parameters))
+    assert same(dict(critic_of(whole).parameters), dict(critic_of(resumed).parameters))
     both = [[without_clock(row) for row in read_metrics(tmp_path / name)] for name in ("whole", "parts")]
     assert both[0] == both[1]
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from apo_lightning.types import Advantages
-from apo_lightning.step.step_plan import token_keys
+from apo_lab.parts.token_marks import token_keys
 from apo_lightning.step.table import StepTable
+from apo_lightning.types import Advantages
 from factories import make_rollouts
 from running import SIGNAL, train_tiny, training_rows, weights
 

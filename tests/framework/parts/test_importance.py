@@ -1,17 +1,17 @@
 """Importance weights in real runs, of an engine whose log-probs are not the trainer's."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 import apo_lightning.logprobs.detached
-import apo_lightning.step.update
+import apo_lightning.losses.importance
 from apo_lightning.callbacks.step_callback import StepCallback
-from apo_lightning.losses.importance import BOUNDS, importance_weights
-from apo_lightning.step.step_metrics import _outside_by_length
-from apo_lightning.step.update_record import UpdateRecord
-from factories import make_step
+from apo_lightning.losses.importance import BOUNDS, Importance
+from apo_lightning.parts.importance import ImportanceByLength
+from factories import make_setup, make_step
 from running import SIGNAL, train_tiny, training_rows, weights, without_clock
 
 # Two mini-batches, and a rate at which the policy moves between them.
@@ -84,10 +84,9 @@ def test_tokens_have_the_weights_of_their_whole_completion(tmp_path, monkeypatch
 def test_what_is_outside_is_reported_by_quartile_of_the_lengths():
     step = make_step(["correct"] * 4, lengths=[4, 1, 3, 2])
     outside = torch.tensor([1.0, 1, 0, 0, torch.nan, 0, 1, 0, 1, 1])
-    record = UpdateRecord(num_tokens=10, loss_metrics={"importance_outside_fraction": outside})
-    found = _outside_by_length(step.rollouts, step.tokens, record)
-    means = [float(values.nanmean()) for values in found.values()]
-    assert means == [pytest.approx(mean, nan_ok=True) for mean in (torch.nan, 1, 1 / 3, 1 / 2)]
+    step = replace(step, loss_metrics={"importance_outside_fraction": outside})
+    found = ImportanceByLength().metrics(make_setup(), step)
+    assert list(found.values()) == [pytest.approx(mean, nan_ok=True) for mean in (torch.nan, 1, 1 / 3, 1 / 2)]
     assert list(found) == [f"train/importance_outside_fraction_q{n}" for n in (1, 2, 3, 4)]
 
 
@@ -117,11 +116,13 @@ def test_micro_batches_do_not_change_the_training(tmp_path, mode):
 def test_where_every_ratio_is_one_the_run_is_bitwise_that_without_a_correction(tmp_path, monkeypatch, mode):
     plain = weights(train_tiny(tmp_path / "plain", *SIZES))
 
-    def of_an_exact_engine(old, rollout, *rest):
-        assert bool(old.isfinite().all())
-        return importance_weights(old, old, *rest)
+    original = Importance.weights
 
-    monkeypatch.setattr(apo_lightning.step.update, "importance_weights", of_an_exact_engine)
+    def of_an_exact_engine(self, old_logprobs, rollout_logprobs, sequence_ids):
+        assert bool(old_logprobs.isfinite().all())
+        return original(self, old_logprobs, old_logprobs, sequence_ids)
+
+    monkeypatch.setattr(Importance, "weights", of_an_exact_engine)
     corrected = weights(train_tiny(tmp_path / mode, *SIZES, f"importance={mode}"))
     assert all(torch.equal(corrected[name], values) for name, values in plain.items())
     for one, two in zip(training_rows(tmp_path / "plain"), training_rows(tmp_path / mode), strict=True):

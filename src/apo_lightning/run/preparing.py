@@ -1,0 +1,199 @@
+"""Configuration → what a training run is made of, instantiated once and checked before any weights are loaded."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import lightning.pytorch as pl
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from apo_lightning.advantages import AdvantageEstimator, check_group_size, gae_of, needs_of
+from apo_lightning.checkpoints import CheckpointSettings
+from apo_lightning.checkpoints.resume import FREE
+from apo_lightning.data.datamodule import PromptDataModule
+from apo_lightning.errors import ConfigError
+from apo_lightning.losses import PolicyLoss
+from apo_lightning.losses.importance import Importance
+from apo_lightning.losses.trial import try_loss
+from apo_lightning.model.lora import LoRA
+from apo_lightning.model.policy import Policy
+from apo_lightning.model.reference import ReferenceSchedule
+from apo_lightning.model.spec import PolicySpec
+from apo_lightning.parts.auxiliary import Auxiliary
+from apo_lightning.parts.averaging import BaseAveraging
+from apo_lightning.parts.critic import CriticSettings
+from apo_lightning.parts.dynamic_sampling import DynamicSampling
+from apo_lightning.rewards import Reward, WeightedRewards
+from apo_lightning.rewards.reward import check_prompts
+from apo_lightning.rollout.engine import RolloutEngine
+from apo_lightning.run.checks import (
+    check_devices,
+    check_dtype,
+    check_launch,
+    check_model,
+    check_share,
+    check_strategy,
+)
+from apo_lightning.run.settings import all_needs, callbacks_for, step_settings
+from apo_lightning.step.part import Part, check_columns
+from apo_lightning.step.schedule import try_schedule
+from apo_lightning.step.settings import StepSettings
+from apo_lightning.types import Needs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What a run is made of and needs no weights."""
+
+    config: dict[str, Any]
+    """The settings that checkpoints are compared by, as plain data."""
+    world_size: int
+    settings: StepSettings
+    checkpoint: CheckpointSettings
+    loss: PolicyLoss
+    advantage: AdvantageEstimator
+    optimizer: Callable[..., Optimizer]
+    scheduler: Callable[..., LRScheduler]
+    model: PolicySpec
+    lora: LoRA | None
+    tokenizer: PreTrainedTokenizerBase
+    compute_dtype: torch.dtype
+    reference: ReferenceSchedule
+    engine: RolloutEngine
+    reward: Reward
+    data: PromptDataModule
+    callbacks: list[pl.Callback]
+    needs: Needs
+    """Of the loss, the callbacks and the parts of one's own."""
+    averaging: BaseAveraging
+    critic: CriticSettings | None
+    """None: the advantage needs no values."""
+    dynamic_sampling: DynamicSampling | None
+    auxiliary: Auxiliary | None
+    own_parts: Sequence[Part]
+    """Those of `algo.parts`."""
+
+    @property
+    def notices(self) -> list[str]:
+        """What a user should know before the run, one line each."""
+        of_auxiliary = None if self.auxiliary is None else self.auxiliary.describe()
+        of_sampling = None if self.dynamic_sampling is None else self.dynamic_sampling.notice(self.advantage)
+        return [notice for notice in (of_auxiliary, of_sampling) if notice is not None]
+
+    def policy(self, model: PreTrainedModel) -> Policy:
+        """A policy around weights of this run's model."""
+        stop_tokens, compiles = self.model.stop_tokens, self.model.compile_layers
+        return Policy(model, self.tokenizer, self.compute_dtype, stop_tokens, compiles_layers=compiles)
+
+
+def prepare(cfg: DictConfig) -> Prepared:
+    """Instantiate and check, cheapest first; raises `ConfigError` for the first thing that cannot work."""
+    # The algorithm.
+    source = instantiate(cfg.data)
+    settings = step_settings(cfg, source)
+    loss, advantage = _with_importance(instantiate(cfg.algo.loss), cfg), instantiate(cfg.algo.advantage)
+    optimizer, scheduler = instantiate(cfg.optimizer), instantiate(cfg.scheduler)
+    check_group_size(advantage, settings.group_size)
+    loss.check(
+        aggregation=settings.aggregation, minibatches_per_step=settings.minibatches_per_step, advantage=advantage
+    )
+    try_loss(loss)
+    try_schedule(optimizer, scheduler, max(1, cfg.trainer.max_steps * settings.minibatches_per_step))
+    callbacks = callbacks_for(cfg, loss)
+    needs = all_needs(loss, callbacks)
+    # What may hang on its steps.
+    critic, dynamic_sampling, term = (instantiate(cfg.algo.get(k)) for k in ("critic", "dynamic_sampling", "auxiliary"))
+    averaging, reference = instantiate(cfg.averaging), instantiate(cfg.reference)
+    own_parts = [*instantiate(cfg.algo.get("parts", {})).values()]
+    check_columns(loss.needs, own_parts, loss=type(loss).__name__)
+    needs = functools.reduce(Needs.__or__, (part.needs for part in own_parts), needs)
+    if critic is not None:
+        critic.check(advantage, loss, cfg.trainer.max_steps)
+    elif gae_of(advantage) is not None:
+        raise ConfigError(
+            "algo.advantage is GAE, which reads the values of a critic: choose algo=ppo, or give algo.critic"
+        )
+    if term is not None and critic is not None:
+        raise ConfigError("algo.auxiliary with algo.critic: its term trains no critic; leave one of them out")
+    # The machine.
+    model, lora = instantiate(cfg.model, _convert_="all"), instantiate(cfg.policy.lora, _convert_="all")
+    device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
+    check_launch(world_size)
+    check_share(settings, world_size)
+    check_strategy(cfg.trainer.strategy, world_size)
+    compute_dtype = model.dtype(device)
+    check_dtype(device, compute_dtype)
+    engine = instantiate(cfg.engine)
+    engine.check(device)
+    source.check()
+    reward = instantiate(cfg.reward)
+    if isinstance(reward, WeightedRewards) and needs_of(advantage).binary_rewards:
+        reward.check_binary(type(advantage).__name__)
+    # The model and the data.
+    tokenizer, config = model.load_tokenizer(), model.load_config()
+    is_sharded = "ShardedStrategy" in str(cfg.trainer.strategy)
+    reference.check(model, tokenizer, is_read=needs.reference, lora=lora is not None, sharded=is_sharded)
+    check_model(model.name, config, needs, settings)
+    engine.check_model(config, device)
+    if lora is not None:
+        lora.check(config)
+    data = PromptDataModule(
+        source=source,
+        tokenizer=tokenizer,
+        prompt_template=model.prompt_template,
+        prompts_per_step=settings.prompts_per_step,
+        seed=cfg.seed,
+    )
+    data.prepare()
+    if dynamic_sampling is not None:
+        dynamic_sampling.check(settings, len(data.train_prompts), advantage)
+    check_prompts(reward, data.prompts)
+    auxiliary = None
+    if term is not None:
+        auxiliary = Auxiliary(term, term.load(data.train_prompts, tokenizer, settings.max_completion_tokens))
+    checkpoint = instantiate(cfg.checkpoint)
+    checkpoint.check(data.validation_names, settings.validation_samples)
+    compared = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in FREE])
+    return Prepared(
+        config=cast("dict[str, Any]", OmegaConf.to_container(compared, resolve=True)),
+        world_size=world_size,
+        settings=settings,
+        checkpoint=checkpoint,
+        loss=loss,
+        advantage=advantage,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        model=model,
+        lora=lora,
+        tokenizer=tokenizer,
+        compute_dtype=compute_dtype,
+        reference=reference,
+        engine=engine,
+        reward=reward,
+        data=data,
+        callbacks=callbacks,
+        needs=needs,
+        averaging=averaging,
+        critic=critic,
+        dynamic_sampling=dynamic_sampling,
+        auxiliary=auxiliary,
+        own_parts=own_parts,
+    )
+
+
+def _with_importance(loss: PolicyLoss, cfg: DictConfig) -> PolicyLoss:
+    """The loss with the correction that `importance` names; raises `ConfigError` where it could do nothing."""
+    if cfg.importance is None and cfg.importance_bounds is None:
+        return loss
+    if cfg.old_logprobs == "rollout":
+        raise ConfigError(
+            f"importance is {cfg.importance} with old_logprobs=rollout: π_old is then the engine's, and every weight "
+            "π_old/π_rollout is 1; give old_logprobs=trainer, or importance=null"
+        )
+    return replace(loss, importance=Importance(cfg.importance, cfg.importance_bounds))
