@@ -74,6 +74,10 @@ def nodes(config: object, where: str = "") -> Iterator[tuple[str, dict]]:
         yield from nodes(child, f"{where}.{key}".lstrip("."))
 
 
+SET_BY_THE_RUN = {"importance"}
+"""Parameters of a loss that a key of the whole run sets."""
+
+
 def key_mismatches(node: dict) -> list[str]:
     """What is wrong with a node's keys.
 
@@ -94,7 +98,8 @@ def key_mismatches(node: dict) -> list[str]:
         problems += [f"{target} has no parameter {key!r}" for key in sorted(keys - set(named))]
     if target.startswith(("apo_lightning.", "apo_lab.", "apo_plan.")):
         left_to_caller = {n for n, p in named.items() if node.get("_partial_") and p.default is p.empty}
-        problems += [f"{target}: {name!r} is not listed" for name in sorted(set(named) - keys - left_to_caller)]
+        missing = set(named) - keys - left_to_caller - SET_BY_THE_RUN
+        problems += [f"{target}: {name!r} is not listed" for name in sorted(missing)]
     return problems
 
 
@@ -104,7 +109,7 @@ def key_mismatches(node: dict) -> list[str]:
         ({"_target_": "apo_lightning.errors.ConfigError"}, 0),
         ({"_target_": "torch.optim.AdamW", "_partial_": True, "lr": 1.0}, 0),
         ({"_target_": "torch.optim.AdamW", "_partial_": True, "learning_rate": 1.0}, 1),
-        ({"_target_": "apo_lightning.types.Needs"}, 7),
+        ({"_target_": "apo_lightning.types.Needs"}, 12),
         ({"_target_": "apo_lightning.types.GenerationRequest", "_partial_": True, "tempreature": 1.0}, 4),
     ],
 )

@@ -9,7 +9,7 @@ import torch
 import apo_lightning.logprobs.detached
 import apo_lightning.losses.importance
 from apo_lightning.callbacks.step_callback import StepCallback
-from apo_lightning.losses.importance import BOUNDS, importance_weights
+from apo_lightning.losses.importance import BOUNDS, Importance
 from apo_lightning.parts.importance import ImportanceByLength
 from factories import make_setup, make_step
 from running import SIGNAL, train_tiny, training_rows, weights, without_clock
@@ -116,11 +116,13 @@ def test_micro_batches_do_not_change_the_training(tmp_path, mode):
 def test_where_every_ratio_is_one_the_run_is_bitwise_that_without_a_correction(tmp_path, monkeypatch, mode):
     plain = weights(train_tiny(tmp_path / "plain", *SIZES))
 
-    def of_an_exact_engine(old, rollout, *rest):
-        assert bool(old.isfinite().all())
-        return importance_weights(old, old, *rest)
+    original = Importance.weights
 
-    monkeypatch.setattr(apo_lightning.losses.importance, "importance_weights", of_an_exact_engine)
+    def of_an_exact_engine(self, old_logprobs, rollout_logprobs, sequence_ids):
+        assert bool(old_logprobs.isfinite().all())
+        return original(self, old_logprobs, old_logprobs, sequence_ids)
+
+    monkeypatch.setattr(Importance, "weights", of_an_exact_engine)
     corrected = weights(train_tiny(tmp_path / mode, *SIZES, f"importance={mode}"))
     assert all(torch.equal(corrected[name], values) for name, values in plain.items())
     for one, two in zip(training_rows(tmp_path / "plain"), training_rows(tmp_path / mode), strict=True):
