@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from apo_lightning.model.flops import ModelSize, Work
+from apo_lightning.module import PHASES
 from apo_lightning.step.speed import StepWork, speed_metrics
 from composing import ROOT
 from rehearsing import base_samples
@@ -47,6 +48,8 @@ def key_on_page(column: str) -> str:
     column = re.sub(r"^reward/metric/.+", "reward/metric/NAME", column)
     column = re.sub(r"^reward/(?!metric/)[^/]+/", "reward/NAME/", column)
     column = re.sub(r"@\d+$", "@K", column)
+    if column.startswith("time/") and column[5:] not in (*PHASES, "step", "between_steps"):
+        return "time/PART"
     column = re.sub(r"_p\d+$", "_pQ", re.sub(r"_q[1-4]$", "_qN", column))
     return re.sub(r"_[\d.]+_to_[\d.]+$", "_A_to_B", column)
 

@@ -99,7 +99,7 @@ def test_the_algorithm_scales_the_push_and_leaves_the_rest(shown):
     # At ratio 1 the loss is −A: −2 and, halved, 1 instead of 2.
     assert shown["SofterPush"](scale=0.5)(inputs).per_token.tolist() == [-2.0, 1.0]
     assert GRPO()(inputs).per_token.tolist() == [-2.0, 2.0]
-    mask = shown["SofterPush"]().gradient_mask(torch.tensor([2.0, 0.0]), torch.tensor([True, True]))
+    mask = shown["SofterPush"]().needs.gradient_mask(torch.tensor([2.0, 0.0]), torch.tensor([True, True]))
     assert mask.tolist() == [True, False]
 
 
