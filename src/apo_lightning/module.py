@@ -14,7 +14,6 @@ from apo_lightning.advantages import AdvantageEstimator, advantages_of
 from apo_lightning.checkpoints import Checkpointer, GenerationStopped
 from apo_lightning.checkpoints.run_state import RunState
 from apo_lightning.common.phases import StepTimer
-from apo_lightning.data.validation import ValidationPass
 from apo_lightning.distributed.gathering import items_of_all_ranks
 from apo_lightning.distributed.lightning_private import forget_logged
 from apo_lightning.distributed.ranks import Ranks, count_rollout, total_peak_flops
@@ -37,6 +36,7 @@ from apo_lightning.step.speed import speed_metrics, total_work
 from apo_lightning.step.step_metrics import reward_metrics, step_metrics
 from apo_lightning.step.update import minibatch_gradient
 from apo_lightning.step.update_record import UpdateRecord
+from apo_lightning.step.validation import ValidationPass
 from apo_lightning.types import AdvantageInputs, Advantages, Prompt, Rollouts, StepOutput, ValidationOutput
 
 PHASES = ("generate", "reward", "prepare", "reference", "old_logprobs", "update", "sync", "metrics")

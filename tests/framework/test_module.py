@@ -125,7 +125,7 @@ def test_with_one_optimizer_step_old_log_probs_cost_no_forward(tmp_path, monkeyp
         return plain(self, microbatch)
 
     monkeypatch.setattr(Policy, "run_backbone", counted)
-    sizes = ("trainer.max_steps=1", "tokens_per_microbatch=100000", "algo=grpo", "scored_fraction=0")
+    sizes = ("trainer.max_steps=1", "tokens_per_microbatch=100000", "algo=grpo")
     run(tmp_path / "one", *sizes)
     one = forwards.count(True), forwards.count(False)
     forwards.clear()

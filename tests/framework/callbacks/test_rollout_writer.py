@@ -10,7 +10,7 @@ from factories import make_step
 LINE = (
     '{"step": 1, "prompt_id": "p0", "sample": 1, "problem": "What is 1 + 1?", "prompt": "Q: What is 1 + 1? A:", '
     '"completion": "¿π? \\n\\"x\\"", "answer": "2", "extracted": null, "status": "incorrect", "reward": 0.0, '
-    '"kept": true, "num_tokens": 2, "finish_reason": "stop", "scored": "required", "advantage": -1.0, '
+    '"kept": true, "num_tokens": 2, "finish_reason": "stop", "scored": true, "advantage": -1.0, '
     '"mean_surprisal": 0.5, "mean_entropy": 2.0, '
     '"mean_max_prob": 0.25, "mean_logprob": -0.5}'
 )
@@ -59,11 +59,10 @@ def test_the_lines_follow_the_order_of_the_rollout_which_the_ranks_share(scripte
 
 def test_a_line_says_whether_its_completion_was_scored_and_is_null_where_it_was_not():
     step = make_step(
-        ("correct",) * 3, group_size=3, lengths=[1, 1, 1], entropy=[1.0, 2.0, 3.0], drawn=[False, True, True]
+        ("correct",) * 3, group_size=3, lengths=[1, 1, 1], entropy=[1.0, 2.0, 3.0], is_scored=[True, True, False]
     )
-    step.tokens.drawn[2] = False
     lines = json.loads(to_json(completion_lines(step)))
-    assert [line["scored"] for line in lines] == ["required", "drawn", "no"]
+    assert [line["scored"] for line in lines] == [True, True, False]
     assert [line["mean_entropy"] for line in lines] == [1.0, 2.0, None]
     assert [line["mean_max_prob"] for line in lines] == [0.25, 0.25, None]
     assert [line["mean_logprob"] for line in lines] == [-0.5, -0.5, None]

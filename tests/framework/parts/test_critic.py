@@ -182,7 +182,7 @@ def test_stopped_and_gone_on_from_it_is_the_same_run_to_the_bit(options, tmp_pat
     ("options", "words"),
     [
         (("algo=ppo", *RLOO), "advantage LeaveOneOut"),
-        (("algo=ppo", "algo.critic=null"), "algo.critic is None and algo.advantage GAE"),
+        (("algo=ppo", "algo.critic=null"), "algo.advantage is GAE, which reads the values of a critic"),
         (("algo=ppo", "algo.critic.kind=both"), "critic.kind is 'both'"),
         (("algo=ppo", "algo.critic.value_coef=0"), "critic.value_coef is 0"),
         (("algo=ppo", "algo.critic.value_clip=0"), "critic.value_clip is 0"),

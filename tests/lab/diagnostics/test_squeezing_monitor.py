@@ -112,10 +112,10 @@ def test_errors_are_wrong_kept_and_punished_and_the_lot_depends_on_seed_and_step
 
 
 def test_its_anchors_are_the_losss_own_and_no_pass_over_the_step_is_asked_for():
-    assert monitor(APO(anchor_size=4)).probe_needs == Needs(anchor_size=4)
-    assert monitor(GRPO()).probe_needs == Needs(anchor_size=8)
+    assert monitor(APO(anchor_size=4)).needs == Needs(reference_model=True)
+    assert monitor(GRPO()).needs == Needs(reference_model=True)
     assert monitor(APO(), anchor_size=3).anchor_size == 3
-    assert monitor().needs == Needs()
+    assert not monitor().needs.reference_statistics
 
 
 @pytest.mark.parametrize("setting", ["num_completions", "anchor_size", "every_n_steps"])

@@ -121,5 +121,5 @@ def test_what_cannot_be_run_is_refused(protocol, changes, message):
 
 
 def test_a_page_without_rows_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"runs\.csv does not exist: give tables="):
+    with pytest.raises(ConfigError, match=r"runs\.csv\.gz does not exist: give tables="):
         laboratory(config(action="page", edition="hour", tables=str(tmp_path)))

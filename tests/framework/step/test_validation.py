@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apo_lightning.data.validation import ValidationPass, restore_prompt_order
 from apo_lightning.errors import VerifierError
+from apo_lightning.step.validation import ValidationPass, restore_prompt_order
 from factories import make_rollouts
 
 
