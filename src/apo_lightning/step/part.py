@@ -71,8 +71,8 @@ class Part:
         sampled → advantage_inputs → tabled → planned → for each mini-batch: terms, token_loss, clip_gradient,
         before_optimizer_step, optimizer_step → updated → metrics, output
 
-    `setup` is what every step works with; see `Setup`. Time in `tabled`, `planned`, `before_optimizer_step` and `updated`
-    is logged as `time/<name>`; that in the other methods belongs to the stage around them.
+    `setup` is what every step works with; see `Setup`. Time in `tabled`, `planned`, `before_optimizer_step` and
+    `updated` is logged as `time/<name>`; that in the other methods belongs to the stage around them.
     """
 
     name: str = ""
