@@ -22,7 +22,7 @@ class AdapterShape:
     """The sizes of low-rank adapters."""
 
     num_parameters: int
-    """Of all adapters together."""
+    """Trained parameters of all adapters together."""
     layer_parameters: int
     """Frozen parameters in the adapted matrices of one decoder layer."""
     largest_matrix: int
@@ -36,7 +36,7 @@ class ModelShape:
     num_parameters: int
     """Without adapters; a tied head is counted once."""
     layer_parameters: int
-    """Of one decoder layer."""
+    """Parameters of one decoder layer."""
     num_layers: int
     hidden_size: int
     intermediate_size: int

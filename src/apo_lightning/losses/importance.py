@@ -60,7 +60,7 @@ class Importance:
     bounds: Any = None
 
     NAMES: ClassVar[tuple[str, str]] = ("importance_weight", "importance_outside_fraction")
-    """Of the weight, and of 1 where the bounds act and 0 elsewhere; metrics have the same names."""
+    """Columns and metrics: the weight, and 1 where the bounds act, 0 elsewhere."""
 
     def __post_init__(self) -> None:
         if self.mode not in BOUNDS:

@@ -156,7 +156,7 @@ class _Rounds:
         self.setup, self.size = setup, len(batch)
         self.parts: list[Rollouts] = []
         self.facts: list[tuple[bool, int]] = []
-        """Of all groups: is it mixed, and its tokens."""
+        """Whether each group of all ranks is mixed, and its number of tokens."""
         self.own: dict[int, Rollouts] = {}
         """The groups that this rank sampled, by their place in that order."""
 

@@ -70,14 +70,14 @@ class Prepared:
     data: PromptDataModule
     callbacks: list[pl.Callback]
     needs: Needs
-    """Of the loss, the callbacks and the parts of one's own."""
+    """What the loss, the callbacks or the parts of `algo.parts` read."""
     averaging: BaseAveraging
     critic: CriticSettings | None
     """None: the advantage needs no values."""
     dynamic_sampling: DynamicSampling | None
     auxiliary: Auxiliary | None
     own_parts: Sequence[Part]
-    """Those of `algo.parts`."""
+    """The parts that `algo.parts` names."""
 
     @property
     def notices(self) -> list[str]:

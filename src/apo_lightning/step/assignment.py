@@ -41,9 +41,9 @@ class RunningPart:
     """The rank that sampled them."""
     completions: tuple[int, ...]
     tokens: int
-    """Of a forward of the policy."""
+    """Tokens that a forward of the policy runs."""
     reference_tokens: int
-    """Of a forward of the reference, which runs only the completions on which the loss reads it."""
+    """Tokens that a forward of the reference runs: only completions on which the loss reads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ def balanced(ranks: Sequence[RankCosts], num_minibatches: int) -> Balance:
 
 
 def _running_groups(costs: RankCosts, rank: int, minibatch: int, num_minibatches: int) -> Iterator[RunningPart]:
-    """Those of one rank, of a mini-batch."""
+    """The running groups that one rank has sampled for a mini-batch."""
     group_size = len(costs.lengths) // len(costs.prompt_lengths)
     prompts = len(costs.prompt_lengths) // num_minibatches
     for p in range(minibatch * prompts, (minibatch + 1) * prompts):

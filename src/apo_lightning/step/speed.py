@@ -16,7 +16,7 @@ class StepWork:
     num_sampled: int
     """Response tokens."""
     update: Work
-    """Of forwards with a gradient."""
+    """The forwards with a gradient."""
     max_rank_tokens: int
     """Positions that the update of the busiest rank ran through the backbone."""
     num_ranks: int
