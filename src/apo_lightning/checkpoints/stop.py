@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
+from apo_lightning.common.console import is_first_process
 from apo_lightning.errors import Preempted
 from apo_lightning.types import Completion
 
@@ -54,7 +55,7 @@ class StopRequest:
         if self.signal is signal.SIGINT:
             raise Preempted("ended at once by a second Ctrl-C, with what was saved before")
         # Not through Rich or a buffer: the signal may have come in the middle of another print.
-        if int(os.environ.get("LOCAL_RANK", "0")) == 0 and int(os.environ.get("NODE_RANK", "0")) == 0:
+        if is_first_process():
             os.write(1, b"\nthe run ends where it can be saved; Ctrl-C again ends it at once\n")
 
     def check(self, index: int, completion: Completion) -> None:

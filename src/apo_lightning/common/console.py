@@ -75,6 +75,11 @@ def progress_bars_hidden() -> Iterator[None]:
         yield
 
 
+def is_first_process() -> bool:
+    """Whether this is the first rank, or the only process; known before ranks have met."""
+    return int(os.environ.get("LOCAL_RANK", "0")) == 0 and int(os.environ.get("NODE_RANK", "0")) == 0
+
+
 def say(line: str) -> None:
     """Print one line for the user, on the first rank only."""
     show(line, soft_wrap=True)
@@ -82,7 +87,7 @@ def say(line: str) -> None:
 
 def show(content: RenderableType, *, soft_wrap: bool = False) -> None:
     """Print text or a table for the user, on the first rank only."""
-    if int(os.environ.get("LOCAL_RANK", "0")) == 0 and int(os.environ.get("NODE_RANK", "0")) == 0:
+    if is_first_process():
         # Without a terminal, Rich would limit tables to 80 columns.
         width = None if sys.stdout.isatty() else 120
         # Rich would take the `[wandb,tensorboard]` of a command for a style, and leave it out.

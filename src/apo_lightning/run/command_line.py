@@ -21,8 +21,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from apo_lightning.common.console import say
-from apo_lightning.errors import Preempted
+from apo_lightning.common.console import is_first_process, say
+from apo_lightning.errors import NonfiniteError, Preempted, VerifierError
 from apo_lightning.run.choices import CONFIG_DIR, config_file, expand_glob, options_of, refuse_null
 from apo_lightning.run.commands import Command, commands, find_command
 from apo_lightning.run.launching import end_with_peers, register_resolvers, use_expandable_segments, use_short_spins
@@ -65,7 +65,9 @@ def _errors_in_one_line() -> Iterator[None]:
     except Exception as error:
         if (line := user_message(error)) is None:
             raise
-        sys.exit(f"error: {line}")
+        # Of what all ranks raise alike, one line is enough.
+        is_said = isinstance(error, NonfiniteError | VerifierError) and not is_first_process()
+        sys.exit(1 if is_said else f"error: {line}")
 
 
 def index_page() -> str:
