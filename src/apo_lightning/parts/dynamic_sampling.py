@@ -65,9 +65,9 @@ class DynamicSampling(Part):
             if not 1 <= value < math.inf:
                 raise ConfigError(f"algo.dynamic_sampling.{name} is {value}: give at least 1")
 
-    def num_drawn(self, num_missing: float | int) -> int:
+    def num_drawn(self, num_missing: int) -> int:
         """Prompts of a round when this many groups are missing."""
-        return math.ceil(round(self.oversample * math.ceil(round(num_missing, 9)), 9))
+        return math.ceil(round(self.oversample * num_missing, 9))  # 1.1 · 10 is a little more than 11
 
     def most_prompts(self, prompts_per_step: int) -> int:
         """The prompts that a step samples if no group is mixed."""
@@ -130,7 +130,7 @@ class DynamicSampling(Part):
                 break
             prompts = list(islice(later, self.num_drawn(rounds.num_missing)))
             per_minibatch = len(prompts)
-            # A rank without a prompt repeats the first, since some ranks share what they do while sampling.
+            # A rank without a prompt samples the first one again, so that all ranks enter the same collectives.
             share = setup.ranks.share(prompts, per_minibatch) or prompts[:1]
             part = setup.sample(share, part.group_size, step=part.step, stream="train")
         return rounds.selected()
