@@ -37,11 +37,6 @@ def run_script(name, *arguments):
     return done.stdout
 
 
-def test_minimum_and_median_of_unsorted_rounds():
-    found = timing.Timing((3.0, 1.0, 2.0, 1.25, 1.2))
-    assert (found.minimum, found.median) == (1.0, 1.25)
-
-
 def test_a_median_above_1_3_times_the_minimum_withholds_the_verdict():
     steady, noisy = timing.Timing((1.0, 1.3, 9.0)), timing.Timing((1.0, 1.31, 1.31))
     assert timing.ratio(steady, timing.Timing((2.0, 2.0, 2.0))) == "0.50"
@@ -140,14 +135,6 @@ def test_positions_through_the_backbone_are_counted_per_forward():
         embeddings(torch.zeros(5, dtype=torch.long))
     embeddings(torch.zeros(1, dtype=torch.long))
     assert positions == [6, 5]
-
-
-def test_a_missing_peer_is_one_line(capsys):
-    assert not timing.has_peer("no-such-package")
-    assert capsys.readouterr().out.splitlines() == [
-        "no-such-package is not installed, so its rows are left out: pip install '.[benchmarks]'",
-        "",
-    ]
 
 
 MODULES = {

@@ -49,9 +49,3 @@ def test_every_public_name_exists():
         for name in names:
             found = hasattr(importlib.import_module(module), name)
             assert found or importlib.import_module(f"{module}.{name}"), f"{module}.{name}"
-
-
-def test_a_private_module_is_no_public_one():
-    parts = [part for module in documented() for part in module.split(".")]
-    assert not [part for part in parts if part.startswith("_")]
-    assert not [name for names, _ in documented().values() for name in names if name.startswith("_")]

@@ -10,20 +10,14 @@ import argparse
 import json
 import math
 import random
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from apo_lightning.rewards import MathVerifyReward
-from benchmarks import ROOT
+from benchmarks.accuracy.answer_rewrites import Rewrite, rewrites
 from benchmarks.shared.timing import has_peer
-
-# The rules that make the answers are the tests' own.
-sys.path.insert(0, str(ROOT / "tests" / "helpers"))
-
-from answer_rewrites import Rewrite, rewrites  # pyright: ignore[reportMissingImports]
 
 BENCHMARKS = ("aime2024", "aime2025", "amc2023", "math500", "minerva_math")
 

@@ -108,12 +108,7 @@ class Bench:
 
 def context(folder, dtype=torch.float32, **ranks):
     return EngineContext(
-        model_dir=Path(folder),
-        dtype=dtype,
-        max_model_len=128,
-        device=torch.device("cpu"),
-        seed=0,
-        **ranks,
+        model_dir=Path(folder), dtype=dtype, max_model_len=128, device=torch.device("cpu"), seed=0, **ranks
     )
 
 

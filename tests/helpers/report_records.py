@@ -137,10 +137,7 @@ def make_table(name="main_results", *, text="50.67", notes=("Bold: the best of i
     return Table(
         name=name,
         title="Main results",
-        columns=(
-            *left("Method"),
-            *right("Pass@1", "Pass@256", group="AIME 24"),
-        ),
+        columns=(*left("Method"), *right("Pass@1", "Pass@256", group="AIME 24")),
         rows=(
             TableRow(
                 cells=(Cell(text="Base"), Cell(text="13.66", value=13.66), Cell(text="73.33", value=73.33)),

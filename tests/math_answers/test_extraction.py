@@ -228,8 +228,3 @@ def test_boxes_that_end_a_completion_together_are_one_answer_where_the_gold_has_
 def test_other_boxes_are_not_combined(gold: str, completion: str):
     answer = extract(completion, gold)
     assert answer is None or not equal(gold, answer)
-
-
-def test_boxes_are_combined_for_a_gold_of_several_parts_alone():
-    assert extract(r"\boxed{2}, \boxed{3}", "2, 3") == "2, 3"
-    assert extract(r"\boxed{2}, \boxed{3}") == "3"

@@ -6,13 +6,7 @@ import pytest
 import torch
 
 from advantage_cases import check_apo, inputs
-from apo_lightning.advantages import (
-    GroupNormalized,
-    OverlongPenalty,
-    Shaped,
-    SignedReward,
-    Truncated,
-)
+from apo_lightning.advantages import GroupNormalized, OverlongPenalty, Shaped, SignedReward, Truncated
 from apo_lightning.errors import ConfigError
 
 

@@ -88,8 +88,7 @@ def test_a_checkpoint_holds_the_reference_where_it_changes_alone(frozen, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "still",
-    ["reference.ema_tau=1", "reference.reset_every=99", "reference.refresh_every=1 reference.refresh_alpha=0"],
+    "still", ["reference.ema_tau=1", "reference.reset_every=99", "reference.refresh_every=1 reference.refresh_alpha=0"]
 )
 def test_a_rule_at_its_end_is_the_run_with_a_frozen_reference_to_the_bit(frozen, still, tmp_path):
     found = weights(trained(tmp_path, *still.split()))

@@ -86,12 +86,6 @@ def test_the_policy_agrees_with_the_reference_at_equal_weights():
     assert torch.equal(policy.anchor_logprobs, reference.anchor_logprobs)
 
 
-def test_without_anchors_there_are_none():
-    statistics = reference_statistics(*problem()[:3], 0)
-    assert statistics.anchor_ids is None
-    assert statistics.anchor_logprobs is None
-
-
 def test_more_anchors_than_tokens_are_refused():
     with pytest.raises(ConfigError, match="anchor_size is 18: the vocabulary has 17"):
         reference_statistics(*problem()[:3], 18)

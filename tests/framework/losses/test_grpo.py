@@ -68,7 +68,3 @@ def test_a_missing_input_is_named():
 def test_a_value_out_of_range_is_refused_by_name(kind, fields, message):
     with pytest.raises(ConfigError, match=message):
         kind(**fields)
-
-
-def test_settings_may_be_written_as_integers():
-    assert APO(push_coef=1, pull_coef=0, dual_clip=3) == APO(push_coef=1.0, pull_coef=0.0, dual_clip=3.0)

@@ -76,10 +76,7 @@ OUTSIDE = r"PullsEverywhere, which has a gradient on tokens outside of its needs
 @pytest.mark.parametrize(
     ("loss", "line"),
     [
-        (
-            Misspelt,
-            r"fails on 8 made-up tokens: AttributeError: .*'advantage'.*test_trial\.py:\d+\); a loss",
-        ),
+        (Misspelt, r"fails on 8 made-up tokens: AttributeError: .*'advantage'.*test_trial\.py:\d+\); a loss"),
         (
             Signature,
             r"missing 2 required positional arguments: 'old_logprobs' and 'advantages'; a loss takes LossInputs",

@@ -57,12 +57,6 @@ def test_a_curve_takes_problems_with_unequal_samples_and_ks_in_any_order():
     torch.testing.assert_close(curve, torch.tensor([[0.75, 0.25], [1, 1]], dtype=torch.float64))
 
 
-def test_pass_at_k_keeps_the_shape_and_is_float64():
-    values = pass_at_k(torch.full((2, 3), 4), torch.tensor([[0, 1, 2], [3, 4, 0]]), 2)
-    assert values.dtype == torch.float64
-    torch.testing.assert_close(values, torch.tensor([[0, 3 / 6, 5 / 6], [1, 1, 0]], dtype=torch.float64))
-
-
 @pytest.mark.parametrize(("n", "c", "k"), [(4, 1, 5), (4, 1, 0), (4, 5, 2), (4, -1, 2)])
 def test_impossible_counts_are_refused(n, c, k):
     with pytest.raises(ConfigError, match="pass@"):

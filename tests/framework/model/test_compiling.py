@@ -96,11 +96,3 @@ def test_parameters_keep_their_names_and_a_copy_is_not_compiled_with_them():
     reference.policy.compile_layers()
     reference.hidden_states(a_microbatch(0))
     assert graphs() > before
-
-
-@pytest.mark.usefixtures("without_kernels")
-def test_a_model_that_does_not_ask_is_not_compiled():
-    policy, before = tiny_policy(), graphs()
-    policy.compile_layers()
-    gradients(policy, a_microbatch(0))
-    assert graphs() == before

@@ -1,6 +1,5 @@
 """Micro-batches hold whole completions without padding, keep the budget and point at the right hidden states."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -107,13 +106,6 @@ def test_every_row_is_followed_by_its_target_and_nothing_is_run_that_need_not_be
     assert sorted(seen) == list(range(sum(map(len, packed.completions))))
 
 
-@given(groups=GROUPS, at_least=st.integers(1, 12))
-def test_a_rank_with_little_work_makes_as_many_micro_batches_as_the_others(groups, at_least):
-    packed = packed_from(groups)
-    parts = packed.split(range(len(packed.completions)), 10**6, at_least=at_least)
-    assert len(parts) == min(at_least, len(packed.completions))
-
-
 @given(groups=GROUPS)
 def test_completions_of_one_prompt_stay_together_where_they_fit(groups):
     packed = packed_from(groups)
@@ -127,9 +119,3 @@ def test_micro_batches_are_of_nearly_equal_cost():
     packed = packed_from([(10, [5, 5, 5, 5])] * 8)
     parts = packed.split(range(32), 200)
     assert [len(part) for part in parts] == [16, 16]
-
-
-@pytest.mark.parametrize("budget", [1, 5])
-def test_a_budget_below_one_completion_runs_each_alone(budget):
-    packed = packed_from([(10, [1, 1, 2]), (3, [4])])
-    assert packed.split(range(4), budget) == [[0], [1], [2], [3]]

@@ -9,10 +9,7 @@ pytest.register_assert_rewrite("engine_contract")
 from engine_bench import Bench, RemoteBench  # noqa: E402
 from engine_contract import CONTRACTS  # noqa: E402
 
-VLLM = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
-]
+VLLM = [pytest.mark.vllm, pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")]
 
 
 @pytest.fixture(

@@ -101,12 +101,7 @@ def test_nan_tokens_are_counted_where_they_were_scored_and_spoil_means_over_all(
     # Entropy and max-prob of each token, all of which the update ran.
     assert float(row["train/skipped_fraction"]) == 0
     assert float(row["train/num_nonfinite"]) == 2 * 8 * float(row["train/completion_tokens"])
-    for name in (
-        "train/loss",
-        "train/entropy_updated",
-        "train/grad_norm",
-        "sync/logprob_gap",
-    ):
+    for name in ("train/loss", "train/entropy_updated", "train/grad_norm", "sync/logprob_gap"):
         assert math.isnan(float(row[name])), name
     assert math.isfinite(float(row["train/entropy"]))
 

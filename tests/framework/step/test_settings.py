@@ -23,11 +23,6 @@ GOOD = {
 }
 
 
-def test_a_step_counts_its_optimizer_steps():
-    assert StepSettings(**GOOD).minibatches_per_step == 2
-    assert StepSettings(**GOOD).max_model_len == 16
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
