@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.rewards.reward import Reward, Samples
+from apo_lightning.rewards.reward import ReadsSamples, Samples
 from apo_lightning.types import Prompt, Verdict
 
 GOLD = ("answer", "solution")
@@ -17,7 +17,7 @@ RUN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra",
 _logger = logging.getLogger(__name__)
 
 
-class CallableReward(Reward):
+class CallableReward(ReadsSamples):
     """A reward from `function(completions=[…], **others) -> list[float | None]`, TRL's signature.
 
     The function is called once per step and rank with keyword arguments; a list has one entry per completion, and a

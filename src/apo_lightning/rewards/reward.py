@@ -90,6 +90,19 @@ def is_scored_while_generating(reward: Reward) -> bool:
     return getattr(reward, "SCORES_WHILE_GENERATING", False)
 
 
+class ReadsSamples(Reward):
+    """A reward whose `score` is its `score_samples` without a data set; subclasses change the latter.
+
+    Raises:
+        TypeError: when a subclass is defined that changes `score` alone, which no run would call.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "score" in cls.__dict__ and "score_samples" not in cls.__dict__:
+            raise TypeError(f"{cls.__name__} defines score, and a run calls score_samples: define that one")
+
+
 def score_samples(reward: Reward, samples: Samples) -> list[Verdict]:
     """The verdicts of any reward, from as much of the samples as it reads."""
     if isinstance(reward, SampleReward):

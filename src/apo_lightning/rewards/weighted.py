@@ -6,11 +6,11 @@ from typing import Any
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.rewards.callable import CallableReward
-from apo_lightning.rewards.reward import Reward, Samples, check_prompts, score_samples
+from apo_lightning.rewards.reward import ReadsSamples, Reward, Samples, check_prompts, score_samples
 from apo_lightning.types import Prompt, Verdict
 
 
-class WeightedRewards(Reward):
+class WeightedRewards(ReadsSamples):
     """The weighted sum of several rewards, each of which is logged apart.
 
         R = Σ_j ω_j·R_j   over the j that are not None;   all None: *unscored*

@@ -180,3 +180,9 @@ def test_a_function_that_fails_makes_every_verdict_an_error_and_says_why(functio
 def test_an_entry_that_is_no_finite_number_is_an_error_of_its_own(value, caplog: pytest.LogCaptureFixture):
     assert statuses(lambda completions: [value, 1.0]) == ["error", "correct"]
     assert "not a finite number" in caplog.text
+
+
+def test_a_subclass_that_changes_only_what_no_run_calls_is_refused():
+    with pytest.raises(TypeError, match="Own defines score, and a run calls score_samples"):
+        type("Own", (CallableReward,), {"score": lambda self, completions, answers: []})
+    assert type("Own", (CallableReward,), {"score_samples": lambda self, samples: []})
