@@ -7,7 +7,7 @@ import pytest
 
 from apo_lightning.model.flops import ModelSize, Work
 from apo_lightning.module import PHASES
-from apo_lightning.step.speed import StepWork, speed_metrics
+from apo_lightning.step.step_metrics import StepWork, speed_metrics
 from composing import ROOT
 from rehearsing import base_samples
 from running import SIGNAL, read_metrics, train_tiny

@@ -16,8 +16,7 @@ from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.tokenizer import character_tokenizer
 from apo_lightning.rollout.engine import RolloutEngine
-from apo_lightning.rollout.start import start_engine
-from apo_lightning.rollout.weight_sync import logprob_gap, named_weights, publish
+from apo_lightning.rollout.weight_sync import logprob_gap, named_weights, publish, start_engine
 from apo_lightning.types import Completion, GenerationRequest
 from benchmarks import CONFIGS
 from benchmarks.gpu.rows import MISSED, OK, Row, judged, not_run, one_line

@@ -31,12 +31,11 @@ from apo_lightning.model.flops import model_size, training_flops, work_of
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.spec import PolicySpec
 from apo_lightning.model.tokenizer import character_tokenizer
-from apo_lightning.step.nonfinite import NonfiniteSteps
 from apo_lightning.step.part import Setup
+from apo_lightning.step.passes import minibatch_gradient
 from apo_lightning.step.plan import Minibatch, StepPlan, plan_step
 from apo_lightning.step.settings import StepSettings
-from apo_lightning.step.update import minibatch_gradient
-from apo_lightning.step.update_record import MinibatchGradient
+from apo_lightning.step.update_record import MinibatchGradient, NonfiniteSteps
 from apo_lightning.types import AdvantageInputs, Advantages, Completion, Needs, Prompt, Rollouts, Verdict
 from apo_plan.rates import product_rate
 from benchmarks.shared.timing import (

@@ -24,18 +24,13 @@ from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
 from apo_lightning.rewards.verdicts import check_error_rate
 from apo_lightning.rollout.collector import Collector
-from apo_lightning.rollout.start import start_engine
-from apo_lightning.rollout.weight_sync import check_policy_version, publish
-from apo_lightning.step.nonfinite import NonfiniteSteps
+from apo_lightning.rollout.weight_sync import check_policy_version, publish, start_engine
 from apo_lightning.step.part import Part, Setup
+from apo_lightning.step.passes import minibatch_gradient, score_policy, score_reference
 from apo_lightning.step.plan import StepPlan, needs_of_diagnostics, plan_step
-from apo_lightning.step.schedule import begin_schedule
-from apo_lightning.step.scoring import score_policy, score_reference
-from apo_lightning.step.settings import StepSettings
-from apo_lightning.step.speed import speed_metrics, total_work
-from apo_lightning.step.step_metrics import reward_metrics, step_metrics
-from apo_lightning.step.update import minibatch_gradient
-from apo_lightning.step.update_record import UpdateRecord
+from apo_lightning.step.settings import StepSettings, begin_schedule
+from apo_lightning.step.step_metrics import reward_metrics, speed_metrics, step_metrics, total_work
+from apo_lightning.step.update_record import NonfiniteSteps, UpdateRecord
 from apo_lightning.step.validation import ValidationPass
 from apo_lightning.types import AdvantageInputs, Advantages, Prompt, Rollouts, StepOutput, ValidationOutput
 

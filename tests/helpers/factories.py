@@ -5,9 +5,9 @@ import torch
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.evaluation.records import SamplingSettings
 from apo_lightning.losses import GRPO
-from apo_lightning.step.nonfinite import NonfiniteSteps
 from apo_lightning.step.part import Setup
 from apo_lightning.step.settings import StepSettings
+from apo_lightning.step.update_record import NonfiniteSteps
 from apo_lightning.types import (
     Advantages,
     Anchor,

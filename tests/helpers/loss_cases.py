@@ -9,7 +9,7 @@ import torch
 from hydra.utils import instantiate
 
 from apo_lab.losses.minibatch_tokens import MinibatchTokens
-from apo_lightning.losses.importance import Importance
+from apo_lightning.losses.policy_loss import Importance
 from apo_lightning.types import Anchor, LossInputs, detached
 from composing import composed, names
 from reference.token_losses import Token, log_softmax, top_k

@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.model.policy import Policy
-from apo_lightning.step.nonfinite import NonfiniteSteps
 from apo_lightning.step.part import Part
+from apo_lightning.step.update_record import NonfiniteSteps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,18 +11,15 @@ still in memory. Statistics of more tokens keep as many logits as fit and recomp
 Softmax state and gradient sums are float32 (float64 for float64 inputs), whatever the dtype of the matrix products.
 Logits of −∞ are legal: p·log p is 0 where p is 0.
 
-    head.py         tiles of logits
+    head.py         tiles of logits; logits that are kept for the backward, and sums of the gradients of h and W
     softmax.py      softmax state over tiles, and the gradient of the logits
-    workspace.py    logits that are kept for the backward, and sums of the gradients of h and W
-    statistics.py   log-probs and entropy of the policy
+    statistics.py   log-probs and entropy of the policy, also of one micro-batch a chunk of tokens at a time
     reference.py    log-probs and top K of the reference
     divergence.py   the exact KL divergence
-    detached.py     the head of one micro-batch, one chunk of tokens at a time
 """
 
-from apo_lightning.logprobs.detached import DetachedHead
 from apo_lightning.logprobs.divergence import full_kl
 from apo_lightning.logprobs.reference import reference_statistics
-from apo_lightning.logprobs.statistics import token_statistics
+from apo_lightning.logprobs.statistics import DetachedHead, token_statistics
 
 __all__ = ["DetachedHead", "full_kl", "reference_statistics", "token_statistics"]

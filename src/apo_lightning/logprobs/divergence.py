@@ -9,9 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from apo_lightning.logprobs.head import Head, MakeHead, compute_dtype_of, part_of, tile_kernel
+from apo_lightning.logprobs.head import Head, HeadGradient, MakeHead, Workspace, compute_dtype_of, part_of, tile_kernel
 from apo_lightning.logprobs.softmax import Softmax
-from apo_lightning.logprobs.workspace import HeadGradient, Workspace
 
 
 def full_kl(

@@ -16,13 +16,12 @@ from apo_lightning.advantages import (
     gae_of,
     needs_of,
 )
-from apo_lightning.distributed.exchange import Exchange
-from apo_lightning.distributed.gathering import from_all_ranks
+from apo_lightning.distributed.gathering import Exchange, from_all_ranks
 from apo_lightning.errors import ConfigError
-from apo_lightning.metrics.token_mean import means_of
 from apo_lightning.rollout.collector import sample_seed
 from apo_lightning.step.part import Part, Setup
 from apo_lightning.step.settings import StepSettings
+from apo_lightning.step.step_metrics import means_of
 from apo_lightning.types import Prompt, Rollouts, SamplingRounds, StepOutput, concatenate, mixed
 
 

@@ -3,9 +3,9 @@
 import torch
 
 from apo_lightning.distributed.gathering import items_of_all_ranks
-from apo_lightning.losses.importance import Importance
-from apo_lightning.metrics.token_mean import means_of
+from apo_lightning.losses.policy_loss import Importance
 from apo_lightning.step.part import Part, Setup
+from apo_lightning.step.step_metrics import means_of
 from apo_lightning.types import StepOutput
 
 OUTSIDE = Importance.NAMES[1]

@@ -1,18 +1,17 @@
-"""The base class of the engines that sample completions, and what an engine must know of the run."""
+"""The base class of the engines that sample completions, what it must know of the run, and its check of new weights."""
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from apo_lightning.errors import ConfigError, StaleWeightsError
-from apo_lightning.rollout.weight_audit import WeightAudit, parameter_shapes
 from apo_lightning.types import Completion, GenerationRequest
 
 _logger = logging.getLogger(__name__)
@@ -244,3 +243,58 @@ def check_request(request: GenerationRequest, max_model_len: int, vocab_size: in
     if lowest < 0 or highest >= vocab_size:
         worst = lowest if lowest < 0 else highest
         raise ConfigError(f"prompt token {worst} is outside the model's vocabulary of {vocab_size}: wrong tokenizer?")
+
+
+def parameter_shapes(model_dir: Path) -> dict[str, torch.Size]:
+    """The shape of every parameter by Hugging Face name, a tied head under both names. Allocates nothing."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_dir))
+    return {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
+
+
+class WeightAudit:
+    """Checks a stream of weights on its way to the engine.
+
+    It raises nothing while the stream runs, which would leave the receiving model half rebuilt and the other ranks
+    waiting in a collective. Bad items are withheld, an exception of the source ends the stream, and `verify` reports
+    all of them afterwards.
+
+    Args:
+        expected: shape of every parameter.
+    """
+
+    def __init__(self, expected: Mapping[str, torch.Size]):
+        self._expected = expected
+        self._seen: set[str] = set()
+        self._problems: dict[str, list[str]] = {"missing": [], "unknown": [], "given twice": [], "of another shape": []}
+        self._source_error: Exception | None = None
+
+    def watch(self, named_weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Pass the stream on, without items that must not be loaded."""
+        try:
+            for name, weight in named_weights:
+                if name not in self._expected:
+                    self._problems["unknown"].append(name)
+                elif name in self._seen:
+                    self._problems["given twice"].append(name)
+                else:
+                    self._seen.add(name)
+                    if weight.shape == self._expected[name]:
+                        yield name, weight
+                    else:
+                        self._problems["of another shape"].append(name)
+        except Exception as error:
+            self._source_error = error
+
+    def verify(self) -> None:
+        """Raise the source's exception, or `StaleWeightsError` if the sync was incomplete."""
+        if self._source_error is not None:
+            raise self._source_error
+        self._problems["missing"] = [name for name in self._expected if name not in self._seen]
+        found = [
+            f"{len(names)} {problem} ({', '.join(names[:5])}{', …' * (len(names) > 5)})"
+            for problem, names in self._problems.items()
+            if names
+        ]
+        if found:
+            raise StaleWeightsError(f"incomplete weight sync: {'; '.join(found)}")

@@ -31,8 +31,7 @@ from apo_lightning.metrics.diversity import Encoder
 from apo_lightning.model.fingerprint import versions, weights_sha256
 from apo_lightning.rewards.reward import check_prompts
 from apo_lightning.rollout.engine import RolloutEngine, check_distribution
-from apo_lightning.rollout.start import start_engine
-from apo_lightning.rollout.weight_sync import publish
+from apo_lightning.rollout.weight_sync import publish, start_engine
 from apo_lightning.run.choices import options_of, typed_overrides
 from apo_lightning.run.evaluated_policy import EvaluatedPolicy, find_evaluated_policy
 from apo_lightning.run.trained import Stage

@@ -19,7 +19,7 @@ from apo_lightning.checkpoints.resume import FREE
 from apo_lightning.data.datamodule import PromptDataModule
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
-from apo_lightning.losses.importance import Importance
+from apo_lightning.losses.policy_loss import Importance
 from apo_lightning.losses.trial import try_loss
 from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
@@ -42,8 +42,7 @@ from apo_lightning.run.checks import (
 )
 from apo_lightning.run.settings import all_needs, callbacks_for, step_settings
 from apo_lightning.step.part import Part, check_columns
-from apo_lightning.step.schedule import try_schedule
-from apo_lightning.step.settings import StepSettings
+from apo_lightning.step.settings import StepSettings, try_schedule
 from apo_lightning.types import Needs
 
 

@@ -16,11 +16,10 @@ from apo_lightning.model.packing import Microbatch, PackedSequences
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
 from apo_lightning.step.assignment import assign
-from apo_lightning.step.nonfinite import NonfiniteSteps
 from apo_lightning.step.plan import Minibatch, StepPlan, equalize_microbatches
 from apo_lightning.step.settings import StepSettings
 from apo_lightning.step.table import StepTable
-from apo_lightning.step.update_record import MinibatchGradient
+from apo_lightning.step.update_record import MinibatchGradient, NonfiniteSteps
 from apo_lightning.types import AdvantageInputs, Advantages, LossOutput, Needs, Prompt, Rollouts, StepOutput
 
 

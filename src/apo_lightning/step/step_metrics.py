@@ -1,17 +1,22 @@
-"""The metrics of a training step, reduced over its tokens, completions and ranks by torchmetrics."""
+"""The metrics of a training step, reduced over its tokens, completions and ranks by torchmetrics, and its speed."""
 
 import math
 import statistics
 from collections import defaultdict
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
-from torchmetrics import CatMetric
+from torchmetrics import CatMetric, Metric
 
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.distributed.ranks import Ranks
-from apo_lightning.metrics.token_mean import means_of, pass_at_one_and_all
+from apo_lightning.metrics.functional import pass_at_k
+from apo_lightning.model.flops import ModelSize, Work, training_flops
 from apo_lightning.step.update_record import UpdateRecord
 from apo_lightning.types import Rollouts, StepTokens
 
@@ -119,3 +124,134 @@ def reward_metrics(rollouts: Rollouts) -> dict[str, float]:
         result[f"reward/{name}/std"] = statistics.stdev(given) if len(given) > 1 else math.nan
         result[f"reward/{name}/num_none"] = float(len(of_function) - len(given))
     return result
+
+
+class TokenMeansResult(NamedTuple):
+    """Means over tokens, and how many faults did not enter each."""
+
+    means: Float[Tensor, "numbers"]
+    """Means over finite values; NaN where there is none."""
+    num_infinite: Float[Tensor, "numbers"]
+    """Infinite values, which are always a fault."""
+
+
+class TokenMeans(Metric):
+    """Means over finite values: NaN is where a number does not apply, and infinite values are counted as faults.
+
+    All numbers share one state, so that a step has one reduction over ranks and one copy from a GPU.
+
+    Args:
+        num_numbers: how many means.
+
+    Example:
+        >>> metric = TokenMeans(2)
+        >>> metric.update([torch.tensor([1.0, 2.0, torch.nan, torch.inf]), torch.tensor([3.0])])
+        >>> [values.tolist() for values in metric.compute()]
+        [[1.5, 3.0], [1.0, 0.0]]
+    """
+
+    is_differentiable = False
+    full_state_update = False
+
+    sums: Float[Tensor, "numbers 3"]
+    """Σ of the finite values, their number, and that of infinite ones."""
+
+    def __init__(self, num_numbers: int) -> None:
+        super().__init__()
+        self.add_state("sums", torch.zeros(num_numbers, 3, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, columns: Sequence[Float[Tensor, "_"]]) -> None:
+        """Add some tokens of each number; columns of one device next to one another are copied together."""
+        rows = groupby((_sums(column.detach()) for column in columns), key=lambda row: row.device)
+        self.sums += torch.cat([torch.stack(list(part)).to(self.sums.device) for _, part in rows])
+
+    def compute(self) -> TokenMeansResult:
+        """The means so far, over all ranks; on the CPU."""
+        total, num_finite, num_infinite = self.sums.cpu().unbind(1)
+        return TokenMeansResult(total / num_finite, num_infinite)
+
+
+def means_of(columns: Mapping[str, Tensor], device: torch.device) -> tuple[dict[str, float], int]:
+    """The mean of each column over all ranks, and how many of all values are infinite; collective."""
+    names = sorted(columns, key=lambda name: columns[name].device.type)
+    metric = TokenMeans(len(names)).to(device)
+    metric.update([columns[name] for name in names])
+    means, num_infinite = metric.compute()
+    return dict(zip(names, means.view(-1).tolist(), strict=True)), int(num_infinite.sum())
+
+
+def _sums(values: Float[Tensor, "tokens"]) -> Float[Tensor, "3"]:
+    finite = values.isfinite()
+    return torch.stack([values.double().where(finite, 0.0).sum(), finite.double().sum(), values.isinf().double().sum()])
+
+
+def pass_at_one_and_all(rollouts: Rollouts) -> dict[int, Float[Tensor, "problems"]]:
+    """pass@1 and pass@G of each problem, by k."""
+    num_correct = rollouts.is_correct.sum(1)
+    num_samples = torch.full_like(num_correct, rollouts.group_size)
+    return {k: pass_at_k(num_samples, num_correct, k) for k in sorted({1, rollouts.group_size})}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWork:
+    """What all ranks did in one step."""
+
+    num_sampled: int
+    """Response tokens."""
+    update: Work
+    """The forwards with a gradient."""
+    max_rank_tokens: int
+    """Positions that the update of the busiest rank ran through the backbone."""
+    num_ranks: int
+    """A rank has one device."""
+
+
+def total_work(rollouts: Rollouts, work: Work, ranks: Ranks) -> StepWork:
+    """Add up the sampled tokens and the work of all ranks; collective."""
+    counts = ranks.sums([int(rollouts.lengths.sum()), work.num_tokens, work.num_pairs, work.num_rows])
+    num_sampled, num_tokens, num_pairs, num_rows = map(int, counts)
+    return StepWork(
+        num_sampled=num_sampled if rollouts.rounds is None else rollouts.rounds.num_tokens,
+        update=Work(num_tokens=num_tokens, num_pairs=num_pairs, num_rows=num_rows),
+        max_rank_tokens=int(ranks.max(work.num_tokens)),
+        num_ranks=ranks.world_size,
+    )
+
+
+def speed_metrics(
+    work: StepWork, size: ModelSize, peak: float | None, timings: Mapping[str, float]
+) -> dict[str, float]:
+    """`perf/…` of one step by log name.
+
+    `tokens_per_second`: sampled tokens over the whole step, on all devices and on one. `update_tokens_per_second`:
+    positions through the backbone, prompts included, over the update; `rank_tokens_…`: the same positions by rank.
+    `mfu`: model FLOPs utilisation of the update, in [0, 1]; left out where the `peak` of all devices together [FLOP/s]
+    is not known.
+
+    Example:
+        >>> size = ModelSize(layer_weights=2, head_weights=0, attention_width=0)
+        >>> work = StepWork(num_sampled=80, update=Work(num_tokens=50), max_rank_tokens=30, num_ranks=2)
+        >>> for key, value in speed_metrics(work, size, 1e3, {"update": 2.0, "step": 10.0}).items():
+        ...     print(key, value)
+        perf/tokens_per_second 8.0
+        perf/tokens_per_second_per_device 4.0
+        perf/update_tokens_per_second 25.0
+        perf/rank_tokens_mean 25.0
+        perf/rank_tokens_max 30.0
+        perf/mfu 0.3
+    """
+    num_tokens, sampled_rate = work.update.num_tokens, _rate(work.num_sampled, timings["step"])
+    metrics = {
+        "perf/tokens_per_second": sampled_rate,
+        "perf/tokens_per_second_per_device": sampled_rate / work.num_ranks,
+        "perf/update_tokens_per_second": _rate(num_tokens, timings["update"]),
+        "perf/rank_tokens_mean": num_tokens / work.num_ranks,
+        "perf/rank_tokens_max": float(work.max_rank_tokens),
+    }
+    if peak is not None:
+        metrics["perf/mfu"] = _rate(training_flops(size, work.update), timings["update"]) / peak
+    return metrics
+
+
+def _rate(amount: int, seconds: float) -> float:
+    return amount / seconds if seconds > 0 else math.nan

@@ -1,5 +1,6 @@
-"""The optimizer steps of one rollout: gradients, losses, and the loss's metrics of each token."""
+"""The optimizer steps of one rollout: gradients, losses, the loss's metrics of each token, and skipped steps."""
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from apo_lightning.distributed.gathering import items_of_all_ranks
 from apo_lightning.distributed.ranks import Ranks
+from apo_lightning.errors import NonfiniteError
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.flops import Work, work_of
 from apo_lightning.step.plan import Minibatch
@@ -120,3 +122,36 @@ class UpdateRecord:
             if name in metrics:
                 column[index] = metrics[name].float()
         return column
+
+
+_logger = logging.getLogger(__name__)
+
+
+class NonfiniteSteps:
+    """Ends a run after `most` non-finite optimizer steps in a row; fewer are skipped."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.num_in_a_row = 0
+        """Optimizer steps skipped since the last that was finite; state of the run."""
+
+    def check_step(self, gradient: MinibatchGradient, minibatch: Minibatch, step: int, ranks: Ranks) -> float:
+        """The gradient norm; NaN where a loss is not finite on any rank, which the gradient need not show. Collective.
+
+        Raises:
+            NonfiniteError: there were `most` in a row.
+        """
+        is_finite = math.isfinite(gradient.norm) and math.isfinite(gradient.loss)
+        if not ranks.max(not is_finite):
+            # Without a kept token there was no step to be finite.
+            self.num_in_a_row = 0 if minibatch.num_tokens else self.num_in_a_row
+            return gradient.norm
+        self.num_in_a_row += 1
+        _logger.warning("step %d: loss or gradient not finite, optimizer step skipped", step)
+        if self.num_in_a_row >= self.most:
+            raise NonfiniteError(
+                f"step {step}: loss or gradient not finite, {self.num_in_a_row} optimizer steps in a row "
+                "(max_nonfinite_steps): look for large gradients in train/grad_norm and odd rewards in rollouts/ of "
+                "the steps before, and lower optimizer.lr; resume=auto goes on from the newest checkpoint"
+            )
+        return math.nan

@@ -20,7 +20,7 @@ def loggers_as_they_were():
 
 def test_our_first_warning_of_a_kind_is_said_and_all_are_kept(tmp_path, capsys):
     quiet_libraries(tmp_path / "run.log")
-    ours, theirs = logging.getLogger("apo_lightning.step.nonfinite"), logging.getLogger("transformers")
+    ours, theirs = logging.getLogger("apo_lightning.step.update_record"), logging.getLogger("transformers")
     for budget in (64, 32):
         ours.warning("out of memory with %d: %s", budget, [1, 2])
     ours.warning("a reward of [/x]")

@@ -5,7 +5,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from apo_lightning.distributed.exchange import Exchange
+from apo_lightning.distributed.gathering import Exchange
 from processes import on_two_ranks
 
 CPU = torch.device("cpu")

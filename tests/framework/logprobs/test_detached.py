@@ -8,7 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from apo_lightning.logprobs import DetachedHead, divergence, softmax, token_statistics, workspace
+from apo_lightning.logprobs import DetachedHead, divergence, softmax, token_statistics
+from apo_lightning.logprobs import head as tiles
 from factories import head_problem
 
 problem = partial(head_problem, num_tokens=37, vocab=53)
@@ -50,7 +51,7 @@ def both(inputs, function, temperature=1.0):
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("held", [1, 53 * 4, 2**23])
 def test_value_and_gradient_are_those_of_the_statistics(monkeypatch, function, temperature, held):
-    monkeypatch.setattr(workspace, "LOGITS_HELD_CPU", held)
+    monkeypatch.setattr(tiles, "LOGITS_HELD_CPU", held)
     actual, expected = both(problem(), function, temperature)
     for one, two in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-11, atol=1e-13)
@@ -102,7 +103,7 @@ def test_every_token_is_asked_for_once_and_in_order():
 def test_chunks_are_nearly_equal_and_hold_no_more_logits_than_there_is_room_for(num_tokens, most):
     hidden, weight = torch.zeros(num_tokens, 1), torch.zeros(20, 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workspace, "LOGITS_HELD_CPU", 20 * most)
+        patch.setattr(tiles, "LOGITS_HELD_CPU", 20 * most)
         lengths = [chunk.stop - chunk.start for chunk in DetachedHead(hidden, weight).chunks()]
     assert sum(lengths) == num_tokens
     assert max(lengths) <= most

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.logprobs import DetachedHead, full_kl, head, reference_statistics, token_statistics, workspace
+from apo_lightning.logprobs import DetachedHead, full_kl, head, reference_statistics, token_statistics
 from factories import head_problem as problem
 
 
@@ -129,7 +129,7 @@ def test_sums_beyond_the_cpu_are_float32_and_made_in_place(monkeypatch):
 @pytest.mark.parametrize("made_again", [False, True])
 @pytest.mark.parametrize("reads", ["logprobs", "entropy"])
 def test_tokens_without_a_gradient_enter_no_product_of_the_backward(reads, made_again, monkeypatch):
-    monkeypatch.setattr(workspace, "LOGITS_HELD_CPU", 0 if made_again else 2**23)
+    monkeypatch.setattr(head, "LOGITS_HELD_CPU", 0 if made_again else 2**23)
     hidden, weight, token_ids, anchor_ids = problem()
     values = outputs(token_statistics(hidden, weight, token_ids, anchor_ids))
     values_at = values[0] if reads == "logprobs" else values[1]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, GRPO, GRPOKL
-from apo_lightning.losses.importance import BOUNDS, Importance
+from apo_lightning.losses.policy_loss import BOUNDS, Importance
 from loss_cases import make_case, value_and_gradient
 
 # ρ = (1, 9, 1/4) in one completion: u = 2.25 and ḡ = 2.25^(1/3) = 1.3104. A second one of ρ = 1/2 stands behind it.

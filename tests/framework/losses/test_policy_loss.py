@@ -3,7 +3,7 @@
 import pytest
 
 from apo_lightning.losses import APO, GRPO, GRPOKL, GSPO
-from apo_lightning.losses.importance import Importance
+from apo_lightning.losses.policy_loss import Importance
 from apo_lightning.types import Needs
 
 MOVED, ERRORS, WRONG = "nonzero_advantage", "negative_advantage", "incorrect"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from apo_lightning.metrics.token_mean import TokenMeans, pass_at_one_and_all
+from apo_lightning.step.step_metrics import TokenMeans, pass_at_one_and_all
 from factories import make_rollouts
 
 

@@ -18,7 +18,7 @@ from apo_lightning.model.lora import LoRA, adapters_off, merged_parameters
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
-from apo_lightning.rollout.weight_audit import parameter_shapes
+from apo_lightning.rollout.engine import parameter_shapes
 from apo_lightning.rollout.weight_sync import named_weights
 from apo_lightning.types import Advantages
 from composing import composed

@@ -9,9 +9,8 @@ from apo_lightning.model.policy import Policy
 from apo_lightning.model.spec import PolicySpec
 from apo_lightning.parts import engine_check
 from apo_lightning.parts.engine_check import NUM_VERSIONS, EngineCheck, RoundingNoise, rounding_noise
-from apo_lightning.rollout.start import start_engine
 from apo_lightning.rollout.transformers_engine import TransformersEngine
-from apo_lightning.rollout.weight_sync import logprob_gap, publish
+from apo_lightning.rollout.weight_sync import logprob_gap, publish, start_engine
 from apo_lightning.step.table import StepTable
 from apo_lightning.types import Advantages, GenerationRequest, Prompt, Rollouts, Verdict
 from factories import make_setup

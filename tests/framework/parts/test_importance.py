@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-import apo_lightning.logprobs.detached
-import apo_lightning.losses.importance
+import apo_lightning.logprobs.statistics
+import apo_lightning.losses.policy_loss
 from apo_lightning.callbacks.step_callback import StepCallback
-from apo_lightning.losses.importance import BOUNDS, Importance
+from apo_lightning.losses.policy_loss import BOUNDS, Importance
 from apo_lightning.parts.importance import ImportanceByLength
 from factories import make_setup, make_step
 from running import SIGNAL, train_tiny, training_rows, weights, without_clock
@@ -57,7 +57,7 @@ def by_hand(mode, ratios):
 @pytest.mark.parametrize("mode", BOUNDS)
 def test_tokens_have_the_weights_of_their_whole_completion(tmp_path, monkeypatch, mode):
     # Chunks of three tokens: the head's logits of a completion do not stand in memory together.
-    monkeypatch.setattr(apo_lightning.logprobs.detached, "slices", in_threes)
+    monkeypatch.setattr(apo_lightning.logprobs.statistics, "slices", in_threes)
     correction = (f"importance={mode}", f"importance_bounds={NARROW[mode]}")
     module = train_tiny(tmp_path, *SIZES, SHIFTED, *correction, f"+callbacks.keeping._target_={__name__}.Keeping")
     (keeping,) = [callback for callback in module.trainer.callbacks if isinstance(callback, Keeping)]

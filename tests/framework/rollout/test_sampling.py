@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apo_lightning.rollout.sampling import CACHED_PROBABILITIES, sample_tokens, uniforms
+from apo_lightning.rollout.transformers_engine import CACHED_PROBABILITIES, sample_tokens, uniforms
 
 
 @given(

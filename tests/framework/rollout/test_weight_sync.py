@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apo_lightning.errors import StaleWeightsError
-from apo_lightning.rollout.weight_audit import WeightAudit, parameter_shapes
+from apo_lightning.rollout.engine import WeightAudit, parameter_shapes
 from apo_lightning.rollout.weight_sync import (
     check_logprob_gap,
     check_policy_version,

@@ -10,8 +10,8 @@ import torch
 
 import apo_lightning.module
 import apo_lightning.run.training
+import apo_lightning.step.passes
 import apo_lightning.step.plan
-import apo_lightning.step.update
 import apo_lightning.step.update_record
 from apo_lightning.common.phases import PhaseClock
 from apo_lightning.model.policy import Policy
@@ -209,7 +209,7 @@ def test_all_that_a_step_does_is_in_a_phase(tmp_path, monkeypatch):
 
     for name in ("score_reference", "score_policy", "publish", "check_error_rate"):
         slow(apo_lightning.module, name)
-    slow(apo_lightning.step.update, "clip_grad_norm")
+    slow(apo_lightning.step.passes, "clip_grad_norm")
     slow(apo_lightning.step.update_record, "work_of")
     for name in ("StepTable", "updated_tokens", "plan_minibatches"):
         slow(apo_lightning.step.plan, name)

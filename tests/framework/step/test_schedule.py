@@ -7,7 +7,7 @@ import torch
 import transformers
 from hydra.utils import instantiate
 
-from apo_lightning.step.schedule import begin_schedule
+from apo_lightning.step.settings import begin_schedule
 from composing import composed
 from running import train_tiny
 

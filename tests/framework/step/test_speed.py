@@ -1,7 +1,7 @@
 """Rates of a step."""
 
 from apo_lightning.model.flops import ModelSize, Work
-from apo_lightning.step.speed import StepWork, speed_metrics
+from apo_lightning.step.step_metrics import StepWork, speed_metrics
 
 
 def test_without_a_peak_there_is_no_utilisation():
