@@ -83,7 +83,7 @@ class RLVRModule(pl.LightningModule):
                 score_policy(setup, plan)
         self._each(lambda part: part.planned(setup, plan, advantages))
         with phase("update"):
-            record = UpdateRecord.of(plan.table, self.loss)
+            record = UpdateRecord(table=plan.table, metric_defaults=self.loss.metric_defaults)
             for minibatch in plan.minibatches:
                 gradient = minibatch_gradient(setup, plan, minibatch, self.manual_backward)
                 record.add(minibatch, gradient)
@@ -154,7 +154,7 @@ class RLVRModule(pl.LightningModule):
         rollouts = plan.table.rollouts
         with self.clock.phase("metrics"):
             tokens = plan.table.freeze()
-            record.close(plan.table, self.ranks)
+            record.close()
             metrics = step_metrics(rollouts, tokens, record, self.ranks) | reward_metrics(rollouts)
             work = total_work(rollouts, record.work, self.ranks)
             output = StepOutput(

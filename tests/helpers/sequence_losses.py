@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from apo_lightning.losses.aggregation import token_weights
+from apo_lightning.step.plan import token_weights
 from apo_lightning.types import LossInputs, detached
 
 IDS = torch.tensor([0, 0, 0, 1, 1])

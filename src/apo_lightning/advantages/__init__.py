@@ -1,8 +1,15 @@
 """Advantage estimators: rewards of a group → how much better each completion was than expected."""
 
-from apo_lightning.advantages.estimator import AdvantageEstimator, check_group_size, estimators_in, needs_of
+from apo_lightning.advantages.binary import PassAtK, SignedReward
+from apo_lightning.advantages.estimator import (
+    AdvantageEstimator,
+    GroupNormalized,
+    LeaveOneOut,
+    check_group_size,
+    estimators_in,
+    needs_of,
+)
 from apo_lightning.advantages.gae import GAE, gae_of
-from apo_lightning.advantages.group import GroupNormalized, LeaveOneOut, PassAtK, SignedReward
 from apo_lightning.advantages.shaping import (
     Adjusted,
     Adjustment,

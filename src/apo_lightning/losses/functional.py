@@ -240,3 +240,28 @@ def anchor_log_ratio(
     log_z_ref = log_mass(ref_logprobs.detach(), members)
     # Without this an empty S would be log 0 − log 0 = 0, a ratio of 1.
     return log_mass(logprobs, members) - torch.where(members.any(1), log_z_ref, 0.0)
+
+
+def sequence_totals(
+    values: Float[Tensor, "tokens"], sequence_ids: Int[Tensor, "tokens"]
+) -> tuple[Float[Tensor, "tokens"], Int[Tensor, "tokens"]]:
+    """The sum of a value over the tokens of each completion, in float64, and their number, at every token.
+
+    Example:
+        >>> sequence_totals(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([4, 4, 7]))
+        (tensor([4., 4., 5.], dtype=torch.float64), tensor([2, 2, 1]))
+    """
+    _, place, counts = sequence_ids.unique_consecutive(return_inverse=True, return_counts=True)
+    totals = torch.zeros(len(counts), dtype=torch.float64, device=values.device).index_add(0, place, values.double())
+    return totals[place], counts[place]
+
+
+def sequence_means(values: Float[Tensor, "tokens"], sequence_ids: Int[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
+    """The mean of a value over the tokens of each completion, at every token.
+
+    Example:
+        >>> sequence_means(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([4, 4, 7]))
+        tensor([2., 2., 5.])
+    """
+    totals, counts = sequence_totals(values, sequence_ids)
+    return (totals / counts).to(values.dtype)

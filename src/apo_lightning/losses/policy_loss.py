@@ -10,8 +10,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.losses.aggregation import sequence_means, sequence_totals
-from apo_lightning.losses.functional import LOG_RATIO_LIMIT, Number, clipped_objective, is_clipped
+from apo_lightning.losses.functional import (
+    LOG_RATIO_LIMIT,
+    Number,
+    clipped_objective,
+    is_clipped,
+    sequence_means,
+    sequence_totals,
+)
 from apo_lightning.types import LossInputs, LossOutput, Needs
 
 BOUNDS: dict[str, tuple[Number, ...]] = {
@@ -185,7 +191,7 @@ class PolicyLoss(ABC):
         """Raise `ConfigError`, before the run, where the loss cannot work in such a step.
 
         Args:
-            aggregation: of token losses; see `losses.aggregation`.
+            aggregation: of token losses; one of `AGGREGATIONS`.
             minibatches_per_step: optimizer steps per rollout.
             advantage: the estimator; it may say in `spares_errors` that no wrong completion gets A < 0, and in
                 `punishes_correct` that correct ones may.

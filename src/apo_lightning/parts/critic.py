@@ -1,4 +1,4 @@
-"""A critic: a model with a value head, which predicts the return from each state of a completion."""
+"""A critic: a model with a value head, which predicts the return from each state of a completion, and its loss."""
 
 import copy
 import math
@@ -15,9 +15,9 @@ from apo_lightning.distributed.ranks import Ranks, clip_grad_norm
 from apo_lightning.distributed.root_params import unsharded_root
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss, SequenceRatio
+from apo_lightning.losses.functional import Number
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.model.policy import Policy
-from apo_lightning.parts.value_loss import clipped_value_loss
 from apo_lightning.step.part import Part, Setup
 from apo_lightning.step.plan import StepPlan
 from apo_lightning.step.table import StepTable
@@ -200,3 +200,38 @@ def moments(columns: Float[Tensor, "columns tokens"], ranks: Ranks) -> tuple[flo
     num, *totals = ranks.sums([columns.shape[1], *sums])
     means, squares = torch.tensor(totals, dtype=torch.float64).view(2, -1) / num
     return num, means.tolist(), (squares - means.square()).clamp(min=0).tolist()
+
+
+def clipped_value_loss(
+    values: Float[Tensor, "tokens"],
+    old_values: Float[Tensor, "tokens"],
+    returns: Float[Tensor, "tokens"],
+    clip: Number | None,
+) -> LossOutput:
+    """Half the squared error of a value; its clipped form, where that is larger, keeps it near the old value.
+
+        L_V = ½·max((V − R)², (V_old + clamp(V − V_old, ±c) − R)²)
+
+    Source: Schulman et al.'s implementation of PPO; described by Huang et al. 2022, "The 37 implementation details of
+    proximal policy optimization", detail 9.
+
+    Metrics: `critic/value_clip_fraction`, 1 where the clipped form is larger, so that the loss has no gradient.
+
+    Args:
+        values: V; carries the gradient.
+        old_values: V_old, at the beginning of the step.
+        returns: R.
+        clip: c > 0; None: no clip.
+
+    Example:
+        >>> value = torch.tensor([0.9])
+        >>> clipped_value_loss(value, torch.tensor([0.5]), torch.tensor([1.0]), clip=0.2).per_token  # ½·(0.7 − 1)²
+        tensor([0.0450])
+    """
+    errors = (values - returns).square()
+    clipped_errors = errors
+    if clip is not None:
+        clipped_errors = (old_values + (values - old_values).clamp(-clip, clip) - returns).square()
+    is_clipped = clipped_errors > errors
+    metrics = {"critic/value_clip_fraction": is_clipped.detach().to(values.dtype)}
+    return LossOutput(per_token=0.5 * torch.where(is_clipped, clipped_errors, errors), metrics=metrics)

@@ -80,9 +80,9 @@ def minibatch_gradient(
     norm = clip_grad_norm(setup.policy.model.parameters(), setup.settings.gradient_clip_norm)
     others = [part.clip_gradient(setup.settings.gradient_clip_norm) for part in setup.parts]
     norm = next((other for other in others if not math.isfinite(other)), norm)
-    gradient = MinibatchGradient(losses=losses, loss=total_loss(losses), norm=norm)
-    norm = setup.nonfinite.check_step(gradient, minibatch, plan.table.rollouts.step, setup.ranks)
-    return replace(gradient, norm=norm)
+    loss = total_loss(losses)
+    norm = setup.nonfinite.checked_norm(norm, loss, minibatch, plan.table.rollouts.step, setup.ranks)
+    return MinibatchGradient(losses=losses, loss=loss, norm=norm)
 
 
 def microbatch_loss(
@@ -100,12 +100,12 @@ def microbatch_loss(
         output = setup.loss(reader.read(head, tokens))
         weighted_sum = (weights[tokens] * output.per_token).sum()
         head.add(weighted_sum)
-        losses.append(TokenLosses.of(microbatch.token_index[tokens], output, weighted_sum))
+        losses.append(TokenLosses(microbatch.token_index[tokens], output.metrics, weighted_sum.detach()))
     total = head.total_loss()
     for output in (part.token_loss(setup, plan, microbatch, hidden) for part in setup.parts):
         if output is not None:
             total = total + (weights * output.per_token).sum()
-            losses.append(TokenLosses.of(microbatch.token_index, output, torch.zeros_like(total)))
+            losses.append(TokenLosses(microbatch.token_index, output.metrics, total.new_zeros(())))
     return total
 
 

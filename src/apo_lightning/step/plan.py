@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from apo_lightning.distributed.ranks import Ranks
-from apo_lightning.losses.aggregation import token_weights
 from apo_lightning.model.packing import Microbatch, PackedSequences, padding_microbatch
 from apo_lightning.step.settings import StepSettings
 from apo_lightning.step.table import StepTable
@@ -182,3 +181,50 @@ def _weights(
         num_sequences=num_sequences,
     )
     return weights.to(table.device), num_tokens
+
+
+def token_weights(
+    lengths: Int[Tensor, "sequences"],
+    keep: Bool[Tensor, "sequences"],
+    mode: str,
+    *,
+    max_completion_tokens: int,
+    num_tokens: int | None = None,
+    num_sequences: int | None = None,
+) -> Float[Tensor, "tokens"]:
+    """The weight of every token in the scalar loss of its mini-batch, Σ_t w_t · loss_t.
+
+        token_mean                      w = 1/N_tokens
+        sequence_mean_token_mean        w = 1/(N_sequences · length)
+        sequence_mean_token_sum_norm    w = 1/(N_sequences · max_completion_tokens)
+
+    The counts are those of the whole mini-batch over all ranks, so the result depends neither on the split into
+    micro-batches nor on the packing nor on the number of ranks.
+
+    Source: `token_mean`, Yu et al. 2025 (DAPO), Eq. 8, and the APO paper; `sequence_mean_token_mean`, Shao et al. 2024,
+    Eq. 3; `sequence_mean_token_sum_norm`, Liu et al. 2025 (Dr. GRPO).
+
+    Args:
+        lengths: response tokens of each completion.
+        keep: False: weight 0, and excluded from every denominator.
+        mode: one of `settings.AGGREGATIONS`.
+        max_completion_tokens: the longest a completion may be; Dr. GRPO's constant.
+        num_tokens: kept tokens of the mini-batch over all ranks; None: those here.
+        num_sequences: kept completions of the mini-batch over all ranks; None: those here.
+
+    Returns:
+        One weight per token, completion after completion.
+
+    Example:
+        >>> token_weights(torch.tensor([1, 3]), torch.tensor([True, True]), "token_mean", max_completion_tokens=8)
+        tensor([0.2500, 0.2500, 0.2500, 0.2500])
+    """
+    num_tokens = int(lengths[keep].sum()) if num_tokens is None else num_tokens
+    num_sequences = int(keep.sum()) if num_sequences is None else num_sequences
+    denominators = {
+        "token_mean": torch.full_like(lengths, num_tokens),
+        "sequence_mean_token_mean": num_sequences * lengths,
+        "sequence_mean_token_sum_norm": torch.full_like(lengths, num_sequences * max_completion_tokens),
+    }
+    weights = torch.where(keep, 1 / denominators[mode], 0.0)
+    return weights.repeat_interleave(lengths)

@@ -10,8 +10,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from apo_lightning.errors import ConfigError, in_brief
-from apo_lightning.losses.aggregation import AGGREGATIONS
 from apo_lightning.rollout.engine import MAX_TEMPERATURE, MIN_TEMPERATURE
+
+AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum_norm")
+"""How token losses become one number; see `plan.token_weights`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,17 +76,13 @@ class StepTable:
     def _unknown(self) -> Float[Tensor, "tokens"]:
         return torch.full_like(self.rollout_logprobs, torch.nan)
 
-    def microbatches(self, completions: Sequence[int], tokens_per_microbatch: int) -> list[Microbatch]:
-        """The given completions under a token budget."""
-        return self.sequences.microbatches(completions, tokens_per_microbatch, self.device)
-
     def some_microbatch(self, completions: Sequence[int], tokens_per_microbatch: int) -> Microbatch:
         """The first micro-batch of the given completions; one without a token to read where there are none.
 
         Under sharding every forward is a collective, so a rank without work runs that one too.
         """
         if completions:
-            return self.microbatches(completions, tokens_per_microbatch)[0]
+            return self.sequences.microbatches(completions, tokens_per_microbatch, self.device)[0]
         return padding_microbatch(self.device)
 
     def completions_with(self, wanted: Bool[Tensor, "tokens"]) -> list[int]:

@@ -12,27 +12,20 @@ from torch import Tensor
 from apo_lightning.distributed.gathering import items_of_all_ranks
 from apo_lightning.distributed.ranks import Ranks
 from apo_lightning.errors import NonfiniteError
-from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.flops import Work, work_of
 from apo_lightning.step.plan import Minibatch
 from apo_lightning.step.table import StepTable
-from apo_lightning.types import LossOutput
+
+_logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TokenLosses:
     """The metrics of some tokens, and what they add to the mini-batch's scalar loss; detached."""
 
     token_index: Int[Tensor, "chunk"]
     metrics: Mapping[str, Float[Tensor, "chunk"]]
     weighted_sum: Float[Tensor, ""]
-
-    @classmethod
-    def of(
-        cls, token_index: Int[Tensor, "chunk"], output: LossOutput, weighted_sum: Float[Tensor, ""]
-    ) -> "TokenLosses":
-        """The record of a chunk that has run."""
-        return cls(token_index=token_index, metrics=output.metrics, weighted_sum=weighted_sum.detach())
 
 
 def total_loss(losses: Sequence[TokenLosses]) -> float:
@@ -55,8 +48,7 @@ class MinibatchGradient:
 class UpdateRecord:
     """The optimizer steps of one rollout, added up."""
 
-    num_tokens: int
-    """Response tokens that may run on this rank, T of its table."""
+    table: StepTable
     loss: float = 0.0
     """Sum of the mini-batches' scalar losses, this rank's share."""
     grad_norms: list[float] = field(default_factory=list)
@@ -65,8 +57,8 @@ class UpdateRecord:
     """Mini-batches without a kept token: no optimizer step."""
     num_nonfinite: int = 0
     """Gradients that were not finite: no optimizer step."""
-    parts: list[tuple[Tensor, Mapping[str, Tensor]]] = field(default_factory=list)
-    """Token indices and the loss's metrics there, one entry a chunk."""
+    parts: list[TokenLosses] = field(default_factory=list)
+    """One entry a chunk."""
     metric_defaults: Mapping[str, float] = field(default_factory=dict)
     """By name, the value of a loss's metric on all tokens that the update does not run; without one, NaN."""
     work: Work = field(default_factory=Work)
@@ -76,16 +68,11 @@ class UpdateRecord:
     loss_metrics: Mapping[str, Tensor] = field(default_factory=dict)
     """The loss's metrics [T] by name, likewise; on tokens that the update did not run, `metric_defaults` or NaN."""
 
-    @classmethod
-    def of(cls, table: StepTable, loss: PolicyLoss) -> "UpdateRecord":
-        """The record of an update that has not begun."""
-        return cls(num_tokens=len(table.token_ids), metric_defaults=loss.metric_defaults)
-
     def add(self, minibatch: Minibatch, gradient: MinibatchGradient) -> None:
         """Enter a mini-batch that has run."""
         self.work += work_of(minibatch.active_microbatches)
         self.loss += gradient.loss
-        self.parts += [(part.token_index, part.metrics) for part in gradient.losses]
+        self.parts += gradient.losses
 
     def count_step(self, minibatch: Minibatch, gradient: MinibatchGradient) -> bool:
         """Whether the optimizer may step; skipped steps are counted."""
@@ -104,27 +91,24 @@ class UpdateRecord:
         num_losses = len(self.grad_norms) + self.num_nonfinite
         return self.loss / num_losses if num_losses else math.nan
 
-    def close(self, table: StepTable, ranks: Ranks) -> None:
+    def close(self) -> None:
         """Make `updated` and `loss_metrics` of the tokens that this rank sampled; collective."""
         # A rank that ran nothing has no names of its own, but a reduction is a collective: all must make the same ones.
-        own = frozenset(self.metric_defaults).union(*(metrics for _, metrics in self.parts))
+        own = frozenset(self.metric_defaults).union(*(part.metrics for part in self.parts))
         names = frozenset(items_of_all_ranks(list(own)))
-        send_back = table.assignment.tokens.send_back
-        updated = torch.zeros(self.num_tokens, dtype=torch.bool, device=table.device)
-        for index, _ in self.parts:
-            updated[index] = True
+        send_back = self.table.assignment.tokens.send_back
+        updated = torch.zeros_like(self.table.is_correct)
+        for part in self.parts:
+            updated[part.token_index] = True
         self.updated = send_back(updated)
-        self.loss_metrics = {name: send_back(self._loss_metric(name, table.device)) for name in sorted(names)}
+        self.loss_metrics = {name: send_back(self._loss_metric(name)) for name in sorted(names)}
 
-    def _loss_metric(self, name: str, device: torch.device) -> Tensor:
-        column = torch.full((self.num_tokens,), self.metric_defaults.get(name, torch.nan), device=device)
-        for index, metrics in self.parts:
-            if name in metrics:
-                column[index] = metrics[name].float()
+    def _loss_metric(self, name: str) -> Tensor:
+        column = torch.full_like(self.table.rollout_logprobs, self.metric_defaults.get(name, torch.nan))
+        for part in self.parts:
+            if name in part.metrics:
+                column[part.token_index] = part.metrics[name].float()
         return column
-
-
-_logger = logging.getLogger(__name__)
 
 
 class NonfiniteSteps:
@@ -135,17 +119,16 @@ class NonfiniteSteps:
         self.num_in_a_row = 0
         """Optimizer steps skipped since the last that was finite; state of the run."""
 
-    def check_step(self, gradient: MinibatchGradient, minibatch: Minibatch, step: int, ranks: Ranks) -> float:
+    def checked_norm(self, norm: float, loss: float, minibatch: Minibatch, step: int, ranks: Ranks) -> float:
         """The gradient norm; NaN where a loss is not finite on any rank, which the gradient need not show. Collective.
 
         Raises:
             NonfiniteError: there were `most` in a row.
         """
-        is_finite = math.isfinite(gradient.norm) and math.isfinite(gradient.loss)
-        if not ranks.max(not is_finite):
+        if not ranks.max(not (math.isfinite(norm) and math.isfinite(loss))):
             # Without a kept token there was no step to be finite.
             self.num_in_a_row = 0 if minibatch.num_tokens else self.num_in_a_row
-            return gradient.norm
+            return norm
         self.num_in_a_row += 1
         _logger.warning("step %d: loss or gradient not finite, optimizer step skipped", step)
         if self.num_in_a_row >= self.most:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from apo_lightning.errors import ConfigError
-from apo_lightning.losses.aggregation import AGGREGATIONS, token_weights
+from apo_lightning.step.plan import token_weights
+from apo_lightning.step.settings import AGGREGATIONS
 
 LENGTHS = torch.tensor([1, 2, 5])
 KEEP = torch.tensor([True, True, False])
@@ -43,8 +43,3 @@ def test_nothing_kept_weighs_nothing(mode):
 def test_the_weights_of_a_mean_sum_to_one(mode):
     weights = token_weights(torch.tensor([3, 7, 11]), torch.ones(3, dtype=torch.bool), mode, max_completion_tokens=16)
     assert weights.sum().item() == pytest.approx(1.0)
-
-
-def test_an_unknown_mode_is_refused():
-    with pytest.raises(ConfigError, match="aggregation is 'mean'"):
-        token_weights(LENGTHS, KEEP, "mean", max_completion_tokens=8)

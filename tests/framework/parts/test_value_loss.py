@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apo_lightning.parts.value_loss import clipped_value_loss
+from apo_lightning.parts.critic import clipped_value_loss
 
 VALUES = torch.tensor([0.9, 0.1, 0.6])
 OLD = torch.tensor([0.5, 0.4, 0.6])
