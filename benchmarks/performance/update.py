@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from apo_lightning.advantages import GroupNormalized
-from apo_lightning.distributed.ranks import Ranks
+from apo_lightning.distributed.gathering import Ranks
 from apo_lightning.losses import GRPO
 from apo_lightning.model.flops import model_size, training_flops, work_of
 from apo_lightning.model.policy import Policy

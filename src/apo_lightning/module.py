@@ -1,6 +1,5 @@
 """The training loop: sample → score → advantages → reference → update → publish, one rollout a training step."""
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,9 +13,8 @@ from apo_lightning.advantages import AdvantageEstimator, advantages_of
 from apo_lightning.checkpoints import Checkpointer, GenerationStopped
 from apo_lightning.checkpoints.run_state import RunState
 from apo_lightning.common.phases import StepTimer
-from apo_lightning.distributed.gathering import items_of_all_ranks
+from apo_lightning.distributed.gathering import Ranks, items_of_all_ranks
 from apo_lightning.distributed.lightning_private import forget_logged
-from apo_lightning.distributed.ranks import Ranks, count_rollout, total_peak_flops
 from apo_lightning.distributed.sharding import shard
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.flops import model_size
@@ -29,7 +27,7 @@ from apo_lightning.step.part import Part, Setup
 from apo_lightning.step.passes import minibatch_gradient, score_policy, score_reference
 from apo_lightning.step.plan import StepPlan, needs_of_diagnostics, plan_step
 from apo_lightning.step.settings import StepSettings, begin_schedule
-from apo_lightning.step.step_metrics import reward_metrics, speed_metrics, step_metrics, total_work
+from apo_lightning.step.step_metrics import reward_metrics, speed_metrics, step_metrics, total_peak_flops, total_work
 from apo_lightning.step.update_record import NonfiniteSteps, UpdateRecord
 from apo_lightning.step.validation import ValidationPass
 from apo_lightning.types import AdvantageInputs, Advantages, Prompt, Rollouts, StepOutput, ValidationOutput
@@ -70,7 +68,10 @@ class RLVRModule(pl.LightningModule):
         with phase("generate"):
             rollouts = self._sample_step(batch)
         with phase("prepare"):
-            advantages = advantages_of(self.advantage, self._advantage_inputs(rollouts))
+            inputs = AdvantageInputs.of(rollouts)
+            for part in self.parts:
+                inputs = part.advantage_inputs(rollouts, inputs)
+            advantages = advantages_of(self.advantage, inputs)
             table = setup.table(rollouts, advantages)
         self._each(lambda part: part.tabled(setup, table))
         with phase("prepare"):
@@ -120,11 +121,6 @@ class RLVRModule(pl.LightningModule):
         check_policy_version(rollouts.completions, self.policy_version)
         return rollouts
 
-    def _advantage_inputs(self, rollouts: Rollouts) -> AdvantageInputs:
-        return functools.reduce(
-            lambda inputs, part: part.advantage_inputs(rollouts, inputs), self.parts, AdvantageInputs.of(rollouts)
-        )
-
     def _each(self, action: Callable[[Part], Any]) -> None:
         """Let every part act; the time is its own."""
         for part in self.parts:
@@ -170,7 +166,11 @@ class RLVRModule(pl.LightningModule):
             for part in self.parts:
                 metrics |= part.metrics(self.step_setup, output)
                 output = replace(output, **part.output())
-        count_rollout(self.trainer)
+        # Lightning counts optimizer steps, of which a rollout has any number: one for the rollout, or the meaning of
+        # `max_steps`, `global_step` and `val_check_interval` would depend on the mini-batch size.
+        progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+        progress.increment_ready()
+        progress.increment_completed()
         timings = self.timer.take()
         metrics |= {f"time/{phase}": seconds for phase, seconds in timings.items()}
         metrics |= speed_metrics(work, self.model_size, self.peak_flops, timings)

@@ -2,7 +2,7 @@
 
 import torch
 
-from apo_lightning.distributed.ranks import Ranks
+from apo_lightning.distributed.gathering import Ranks
 from apo_lightning.evaluation.records import SamplingSettings
 from apo_lightning.losses import GRPO
 from apo_lightning.step.part import Setup

@@ -1,4 +1,4 @@
-"""Gathering records from all ranks, and moving rows of tensors to the ranks that work on them, and back.
+"""The ranks of a run: shares of prompts, reductions, gathered records, and rows that move between ranks and back.
 
 A rank's `StepOutput` has only the prompts that it worked on.
 """
@@ -6,13 +6,58 @@ A rank's `StepOutput` has only the prompts that it worked on.
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
 from apo_lightning.common.process_group import num_processes
 
-Part = TypeVar("Part")
 Item = TypeVar("Item")
+Part = TypeVar("Part")
+
+
+class Ranks:
+    """The processes of a run. With one process every method is the identity."""
+
+    def __init__(self, trainer: pl.Trainer) -> None:
+        self.trainer = trainer
+        self.rank = trainer.global_rank
+        self.world_size = trainer.world_size
+
+    def share(self, items: Sequence[Item], items_per_minibatch: int) -> list[Item]:
+        """This rank's part of each mini-batch: every mini-batch is spread over all ranks.
+
+        Mini-batches are formed before they are divided, so the number of ranks does not change the training.
+        """
+        return [item for i, item in enumerate(items) if self.owner(i, items_per_minibatch) == self.rank]
+
+    def owner(self, place: int, items_per_minibatch: int) -> int:
+        """The rank that `share` gives the item at this place."""
+        return (place % items_per_minibatch) % self.world_size
+
+    def sum(self, value: float | int) -> float:
+        """The sum of a value over all ranks; collective."""
+        return self.sums([value])[0]
+
+    def sums(self, values: Sequence[float | int]) -> list[float]:
+        """The element-wise sum of several values over all ranks; collective."""
+        if self.world_size == 1:
+            return [float(value) for value in values]
+        return self._reduce(values, torch.distributed.ReduceOp.SUM).tolist()
+
+    def max(self, value: float | int) -> float:
+        """The maximum of a value over all ranks; collective."""
+        return float(value) if self.world_size == 1 else float(self._reduce([value], torch.distributed.ReduceOp.MAX))
+
+    def finish_queued(self) -> None:
+        """Wait until this rank's GPU has done all that it was told to."""
+        if self.trainer.strategy.root_device.type == "cuda":
+            torch.cuda.synchronize(self.trainer.strategy.root_device)
+
+    def _reduce(self, values: Sequence[float | int], operation: torch.distributed.ReduceOp.RedOpType) -> Tensor:
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.trainer.strategy.root_device)
+        torch.distributed.all_reduce(tensor, op=operation)
+        return tensor
 
 
 def from_all_ranks(part: Part) -> list[Part]:

@@ -1,4 +1,4 @@
-"""When FSDP2's root unit (embedding and head) is unsharded, and when gradients are reduced over ranks.
+"""When FSDP2's root unit (embedding and head) is unsharded, when gradients are reduced over ranks, and their clip.
 
 FSDP2 itself gathers and reshards the decoder layers. Gathering the root blocks all other work, so it is gathered for
 the first micro-batch of a pass and stays gathered until the last, with which its accumulated gradient is reduced. It
@@ -6,12 +6,15 @@ must be resharded before an optimizer steps or parameters are read: the optimize
 forward would read the gathered old weights.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
+import torch
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 _in_passes: list[nn.Module] = []
 """The policies inside an open `unsharded_root`."""
@@ -61,3 +64,16 @@ def _bring_shards_back(policy: nn.Module) -> None:
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float | None) -> float:
+    """Scale the gradient to norm ≤ `max_norm` (None: do not); returns the norm before, over all shards."""
+    norm = nn.utils.clip_grad_norm_(parameters, math.inf if max_norm is None else max_norm)
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
+def zero_gradient(policy: nn.Module) -> None:
+    """Set a gradient of zeros, without which an optimizer would skip momentum and weight decay."""
+    for parameter in policy.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)

@@ -14,12 +14,10 @@ Logits of −∞ are legal: p·log p is 0 where p is 0.
     head.py         tiles of logits; logits that are kept for the backward, and sums of the gradients of h and W
     softmax.py      softmax state over tiles, and the gradient of the logits
     statistics.py   log-probs and entropy of the policy, also of one micro-batch a chunk of tokens at a time
-    reference.py    log-probs and top K of the reference
-    divergence.py   the exact KL divergence
+    reference.py    log-probs and top K of the reference, and the exact KL divergence from it
 """
 
-from apo_lightning.logprobs.divergence import full_kl
-from apo_lightning.logprobs.reference import reference_statistics
+from apo_lightning.logprobs.reference import full_kl, reference_statistics
 from apo_lightning.logprobs.statistics import DetachedHead, token_statistics
 
 __all__ = ["DetachedHead", "full_kl", "reference_statistics", "token_statistics"]

@@ -13,7 +13,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from apo_lightning.logprobs.divergence import full_kl
 from apo_lightning.logprobs.head import (
     ROWS_MULTIPLE,
     Head,
@@ -28,6 +27,7 @@ from apo_lightning.logprobs.head import (
     num_held,
     slices,
 )
+from apo_lightning.logprobs.reference import full_kl
 from apo_lightning.logprobs.softmax import LogitGradient, Softmax
 from apo_lightning.types import TokenStatistics
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from apo_lightning.advantages import GAE, AdvantageEstimator, gae_of
-from apo_lightning.distributed.ranks import Ranks, clip_grad_norm
-from apo_lightning.distributed.root_params import unsharded_root
+from apo_lightning.distributed.gathering import Ranks
+from apo_lightning.distributed.root_params import clip_grad_norm, unsharded_root
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss, SequenceRatio
 from apo_lightning.losses.functional import Number

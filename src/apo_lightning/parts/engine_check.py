@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from apo_lightning.distributed.ranks import Ranks
+from apo_lightning.distributed.gathering import Ranks
 from apo_lightning.distributed.root_params import unsharded_root
 from apo_lightning.errors import NonfiniteError
 from apo_lightning.model.packing import Microbatch

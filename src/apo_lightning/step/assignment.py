@@ -9,8 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from apo_lightning.common.process_group import process_rank
-from apo_lightning.distributed.gathering import Exchange, from_all_ranks
-from apo_lightning.distributed.ranks import Ranks
+from apo_lightning.distributed.gathering import Exchange, Ranks, from_all_ranks
 from apo_lightning.model.packing import pack_evenly
 from apo_lightning.types import Advantages, Needs, Rollouts
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from apo_lightning.distributed.ranks import Ranks
+from apo_lightning.distributed.gathering import Ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.packing import Microbatch, PackedSequences

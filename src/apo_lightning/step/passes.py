@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from apo_lightning.distributed.ranks import clip_grad_norm, zero_gradient
-from apo_lightning.distributed.root_params import grad_sync, unsharded_root
+from apo_lightning.distributed.root_params import clip_grad_norm, grad_sync, unsharded_root, zero_gradient
 from apo_lightning.logprobs.statistics import DetachedHead
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.step.part import Setup

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from apo_lightning.distributed.ranks import Ranks
+from apo_lightning.distributed.gathering import Ranks
 from apo_lightning.model.packing import Microbatch, PackedSequences, padding_microbatch
 from apo_lightning.step.settings import StepSettings
 from apo_lightning.step.table import StepTable

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
 
+import lightning.pytorch as pl
 import torch
 from jaxtyping import Float
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torchmetrics import CatMetric, Metric
 
-from apo_lightning.distributed.gathering import from_all_ranks
-from apo_lightning.distributed.ranks import Ranks
+from apo_lightning.distributed.gathering import Ranks, from_all_ranks
 from apo_lightning.metrics.functional import pass_at_k
-from apo_lightning.model.flops import ModelSize, Work, training_flops
+from apo_lightning.model.flops import ModelSize, Work, peak_flops_per_second, training_flops
 from apo_lightning.step.update_record import UpdateRecord
 from apo_lightning.types import Rollouts, StepTokens
 
@@ -54,7 +55,7 @@ def _completion_means(rollouts: Rollouts, tokens: StepTokens) -> dict[str, Tenso
     return {
         "train/reward": _fault_if_nan(sampled.rewards.flatten()),
         "train/completion_tokens": sampled.lengths.flatten().float(),
-        "train/truncated_fraction": torch.tensor([float(c.finish_reason == "length") for c in sampled.completions]),
+        "train/truncated_fraction": sampled.is_truncated.flatten().float(),
         "train/zero_advantage_fraction": (num_moving == 0).float(),
         **{f"train/pass@{k}": values for k, values in pass_at_one_and_all(sampled).items()},
     }
@@ -255,3 +256,16 @@ def speed_metrics(
 
 def _rate(amount: int, seconds: float) -> float:
     return amount / seconds if seconds > 0 else math.nan
+
+
+def total_peak_flops(trainer: pl.Trainer) -> float | None:
+    """The summed peak of all GPUs of a run [FLOP/s]; None on CPUs and, with a log message, on an unknown GPU."""
+    device = trainer.strategy.root_device
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    peak = peak_flops_per_second(name)
+    if peak is None:
+        rank_zero_info(f"no perf/mfu: model/flops.py does not know the peak of {name}")
+        return None
+    return peak * trainer.world_size

@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from apo_lightning.distributed.gathering import items_of_all_ranks
-from apo_lightning.distributed.ranks import Ranks
+from apo_lightning.distributed.gathering import Ranks, items_of_all_ranks
 from apo_lightning.errors import NonfiniteError
 from apo_lightning.model.flops import Work, work_of
 from apo_lightning.step.plan import Minibatch

@@ -69,7 +69,6 @@ def restore_prompt_order(shares: Sequence[Rollouts], num_prompts: int) -> Rollou
 def validation_metrics(name: str, rollouts: Rollouts) -> dict[str, float]:
     """pass@1 and pass@n of one held-out set and how its completions were judged, by log name."""
     metrics = {f"val/{name}/pass@{k}": float(values.mean()) for k, values in pass_at_one_and_all(rollouts).items()}
-    num_truncated = sum(completion.finish_reason == "length" for completion in rollouts.completions)
-    metrics[f"val/{name}/truncated_fraction"] = num_truncated / len(rollouts.completions)
+    metrics[f"val/{name}/truncated_fraction"] = float(rollouts.is_truncated.double().mean())
     metrics |= {f"val/{name}/num_{status}": float(count) for status, count in rollouts.verdict_counts.items()}
     return metrics

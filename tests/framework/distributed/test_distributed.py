@@ -9,8 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from apo_lightning.distributed.ranks import zero_gradient
-from apo_lightning.distributed.root_params import grad_sync, unsharded_root
+from apo_lightning.distributed.root_params import grad_sync, unsharded_root, zero_gradient
 from apo_lightning.rollout.process_guard import process_unchanged
 from composing import composed
 

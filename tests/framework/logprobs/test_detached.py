@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from apo_lightning.logprobs import DetachedHead, divergence, softmax, token_statistics
+from apo_lightning.logprobs import DetachedHead, reference, softmax, token_statistics
 from apo_lightning.logprobs import head as tiles
 from factories import head_problem
 
@@ -178,8 +178,8 @@ def test_the_graphs_that_a_gpu_compiles_compute_what_the_eager_kernels_do():
         (softmax._update, (logits, *state, places, False), {}),
         (softmax._from_exp_logits, (weights, largest[:, None], constant, slope, places, picked.bfloat16()), {}),
         (softmax._from_exp_logits, (weights, largest[:, None], constant, None, places, picked), {}),
-        (divergence._update_kl_sum, (weights, logits, largest, largest + 1, distance), {}),
-        (divergence._kl_gradient, (logits, ref_logits, *columns), {"dtype": torch.bfloat16}),
+        (reference._update_kl_sum, (weights, logits, largest, largest + 1, distance), {}),
+        (reference._kl_gradient, (logits, ref_logits, *columns), {"dtype": torch.bfloat16}),
     ]
     for kernel, arguments, options in cases:
         before = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hydra.utils import instantiate
 
-from apo_lightning.distributed.ranks import Ranks
+from apo_lightning.distributed.gathering import Ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
