@@ -42,10 +42,10 @@ from apo_lightning.checkpoints.small_files import (
 from apo_lightning.checkpoints.stop import StopRequest
 from apo_lightning.checkpoints.tensors import are_finite, load_tensors, save_tensors, tensor_shapes
 from apo_lightning.common.console import say
+from apo_lightning.common.random_states import random_states, restore_random_states
 from apo_lightning.distributed.gathering import Ranks, from_all_ranks
 from apo_lightning.errors import ConfigError, NonfiniteError, Preempted, in_brief
 from apo_lightning.model.policy import Policy
-from apo_lightning.rollout.process_guard import random_states, restore_random_states
 from apo_lightning.types import Rollouts
 
 

@@ -16,12 +16,14 @@ from apo_lightning.common.formatting import GIB
 from apo_lightning.errors import ConfigError, StaleWeightsError
 from apo_lightning.model.fingerprint import installed_version
 from apo_lightning.rollout.engine import EngineContext, FinishedListener, RolloutEngine
-from apo_lightning.rollout.process_guard import default_process_group_kept, process_unchanged, stderr_to_log
 from apo_lightning.rollout.vllm_private import (
+    default_process_group_kept,
     layers_left_out,
     layers_with_parameters,
+    process_unchanged,
     queued_requests,
     ranks_left_out,
+    stderr_to_log,
 )
 from apo_lightning.types import Completion, GenerationRequest
 

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from apo_lightning.distributed.root_params import grad_sync, unsharded_root, zero_gradient
-from apo_lightning.rollout.process_guard import process_unchanged
+from apo_lightning.rollout.vllm_private import process_unchanged
 from composing import composed
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from apo_lightning.rollout.process_guard import default_process_group_kept, process_unchanged, stderr_to_log
+from apo_lightning.rollout.vllm_private import default_process_group_kept, process_unchanged, stderr_to_log
 from engine_contract import changes, process_state
 
 
