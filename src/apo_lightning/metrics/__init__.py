@@ -1,1 +1,1 @@
-"""Metrics of a run: pure functions in `functional`, and torchmetrics classes that gather over ranks."""
+"""Metrics over problems: accuracy, confidence intervals and diversity, as pure functions."""
