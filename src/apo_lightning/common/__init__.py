@@ -1,1 +1,1 @@
-"""Small tools for every package: the terminal, files, number formats, hashes, clocks, random states, the process group."""
+"""Small tools for all packages: the terminal, files, number formats, hashes, clocks, random states, the process group."""
