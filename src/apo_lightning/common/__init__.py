@@ -1,1 +1,1 @@
-"""Small tools for all packages: the terminal, files, number formats, hashes, clocks, random states, the process group."""
+"""Small tools for all packages: terminal, files, number formats, hashes, clocks, random states, process group."""
