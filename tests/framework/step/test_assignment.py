@@ -60,7 +60,7 @@ def on_each_rank(rank, folder):
     table.prepare_reference(2)
     values = torch.arange(len(table.token_ids)).float() + 100 * rank
     anchor_values = torch.stack([values, values + 0.5], dim=1)
-    everything = table.microbatches(range(len(table.lengths)), 100)[0]
+    everything = table.some_microbatch(range(len(table.lengths)), 100)
     values = values[everything.token_index]
     table.record_policy(
         everything,
