@@ -1,15 +1,9 @@
 """Advantage estimators: rewards of a group → how much better each completion was than expected."""
 
-from apo_lightning.advantages.binary import PassAtK, SignedReward
-from apo_lightning.advantages.estimator import (
-    AdvantageEstimator,
-    GroupNormalized,
-    LeaveOneOut,
-    check_group_size,
-    estimators_in,
-    needs_of,
-)
+from apo_lightning.advantages.estimator import AdvantageEstimator, check_group_size, estimators_in, needs_of
 from apo_lightning.advantages.gae import GAE, gae_of
+from apo_lightning.advantages.group import GroupNormalized, LeaveOneOut
+from apo_lightning.advantages.pass_at_k import PassAtK
 from apo_lightning.advantages.shaping import (
     Adjusted,
     Adjustment,
@@ -19,6 +13,7 @@ from apo_lightning.advantages.shaping import (
     Truncated,
     advantages_of,
 )
+from apo_lightning.advantages.signed_reward import SignedReward
 
 __all__ = [
     "GAE",

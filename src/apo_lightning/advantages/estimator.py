@@ -1,4 +1,4 @@
-"""What every advantage estimator is and what several of them share; those of GRPO, Dr. GRPO and RLOO.
+"""What every advantage estimator is, and what several of them share.
 
 An estimator is called once a step, with whole groups. `keep` False removes a completion from the update and from every
 denominator; an advantage of 0 does not.
@@ -105,72 +105,8 @@ def at_least_two(group_size: int, what: str) -> None:
         raise ConfigError(f"group_size is {group_size}: {what} needs at least 2 completions per prompt")
 
 
-@dataclass(frozen=True)
-class GroupNormalized:
-    """GRPO's advantage: the reward in standard deviations above its group's mean.
-
-        A = (r − mean)/(std + 1e-6),   std over n − 1
-
-    Where all rewards of a group are equal, A is exactly 0; in float32 the formula gives 0.056 for eight rewards of 0.7.
-
-    Source: Shao et al. 2024, section 4.1.2; without the division, Liu et al. 2025 (Dr. GRPO).
-
-    Attributes:
-        normalize_std: divide by the standard deviation; False is Dr. GRPO.
-
-    Example:
-        One of two is correct: the mean is 1/2 and std is 1/√2.
-
-        >>> import torch
-        >>> rewards = torch.tensor([[1.0, 0.0]])
-        >>> lengths = torch.ones_like(rewards, dtype=torch.long)
-        >>> inputs = AdvantageInputs(rewards=rewards, is_correct=rewards > 0, lengths=lengths)
-        >>> GroupNormalized()(inputs).values
-        tensor([[ 0.7071, -0.7071]])
-    """
-
-    normalize_std: bool = True
-
-    def check(self, group_size: int) -> None:
-        """Refuse a group of one, which is its own mean."""
-        at_least_two(group_size, "a group-normalised advantage")
-
-    def __call__(self, inputs: AdvantageInputs) -> Advantages:
-        """(r − mean)/(std + 1e-6), or r − mean."""
-        rewards = inputs.rewards
-        self.check(rewards.shape[1])
-        values = rewards - rewards.mean(dim=1, keepdim=True)
-        if self.normalize_std:
-            values = values / (rewards.std(dim=1, keepdim=True) + EPSILON)
-        return keep_all(zero_where_equal(values, rewards))
-
-
-@dataclass(frozen=True)
-class LeaveOneOut:
-    """RLOO: how far the reward is above the mean of the *other* completions of its group.
-
-        A_i = r_i − (Σ_{j≠i} r_j)/(n − 1)
-
-    Exactly 0 where all rewards of a group are equal.
-
-    Source: Ahmadian et al. 2024, Eq. 6; Kool et al. 2019.
-
-    Example:
-        >>> import torch
-        >>> rewards = torch.tensor([[1.0, 0.0, 0.0]])
-        >>> lengths = torch.ones_like(rewards, dtype=torch.long)
-        >>> inputs = AdvantageInputs(rewards=rewards, is_correct=rewards > 0, lengths=lengths)
-        >>> LeaveOneOut()(inputs).values
-        tensor([[ 1.0000, -0.5000, -0.5000]])
-    """
-
-    def check(self, group_size: int) -> None:
-        """Refuse a group of one, which has no other completions."""
-        at_least_two(group_size, "a leave-one-out advantage")
-
-    def __call__(self, inputs: AdvantageInputs) -> Advantages:
-        """Reward − mean of the others."""
-        rewards = inputs.rewards
-        self.check(rewards.shape[1])
-        others = (rewards.sum(dim=1, keepdim=True) - rewards) / (rewards.shape[1] - 1)
-        return keep_all(zero_where_equal(rewards - others, rewards))
+def require_binary(rewards: Float[Tensor, "prompts group"], what: str) -> None:
+    """Raise `ConfigError` for a reward other than 0 and 1."""
+    other = rewards[(rewards != 0) & (rewards != 1)]
+    if len(other):
+        raise ConfigError(f"a reward is {other[0].item():.6g}: {what} is defined for rewards of 0 and 1 only")
