@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 from hydra.utils import instantiate
 
-from apo_lab.losses.minibatch_tokens import MinibatchTokens
+from apo_lab.losses.covariance import MinibatchTokens
 from apo_lightning.losses.importance import Importance
 from apo_lightning.types import Anchor, LossInputs, detached
 from composing import composed, names

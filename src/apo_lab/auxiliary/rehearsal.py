@@ -50,9 +50,6 @@ class Rehearsal:
         coefficient: η ≥ 0; 0 measures without training.
         min_share_correct: in (0, 1].
         completions_per_minibatch: drawn for each optimizer step, over all ranks; without replacement.
-
-    Raises:
-        ConfigError: a value outside its range.
     """
 
     samples: str | None

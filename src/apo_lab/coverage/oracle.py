@@ -157,10 +157,7 @@ class OracleCoverage:
             preset=self.name,
             model=model,
             data=DataCard(
-                source=self._origin,
-                sha256=_digest(rows),
-                num_problems=len(rows),
-                num_available=problems.num_available,
+                source=self._origin, sha256=_digest(rows), num_problems=len(rows), num_available=problems.num_available
             ),
             prompt=placeholder.text,
             num_tokens=len(owners),
@@ -192,9 +189,7 @@ def solved_problems(rows: Sequence[Row], limit: int | None, *, where: str) -> So
             "`solution` column"
         )
     return SolvedProblems(
-        rows=sorted(solved, key=_rank)[:limit],
-        num_available=len(rows),
-        num_without_solution=len(rows) - len(solved),
+        rows=sorted(solved, key=_rank)[:limit], num_available=len(rows), num_without_solution=len(rows) - len(solved)
     )
 
 

@@ -146,11 +146,7 @@ class Protocol:
     predictions: tuple[Prediction, ...]
 
     def stage(self, name: str) -> Stage:
-        """The stage of a name.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """The stage of a name. Raises `ConfigError` if there is none."""
         found = next((stage for stage in self.stages if stage.name == name), None)
         if found is None:
             names = ", ".join(stage.name for stage in self.stages)

@@ -7,12 +7,4 @@ from apo_lab.puzzles.puzzle import ListedAnswer, Puzzle
 from apo_lab.puzzles.reward import PuzzleReward
 from apo_lab.puzzles.source import PuzzleSource
 
-__all__ = [
-    "Countdown",
-    "Divisors",
-    "ListedAnswer",
-    "Locks",
-    "Puzzle",
-    "PuzzleReward",
-    "PuzzleSource",
-]
+__all__ = ["Countdown", "Divisors", "ListedAnswer", "Locks", "Puzzle", "PuzzleReward", "PuzzleSource"]

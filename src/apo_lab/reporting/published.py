@@ -13,13 +13,7 @@ Name = Literal["main_results", "sensitivity", "distribution", "coverage", "hyper
 
 AVERAGE = "average"
 """Stands in place of a benchmark for the mean over the five."""
-NUM_SAMPLES: Mapping[str, int] = {
-    "aime2024": 256,
-    "aime2025": 256,
-    "amc2023": 256,
-    "math500": 16,
-    "minerva_math": 16,
-}
+NUM_SAMPLES: Mapping[str, int] = {"aime2024": 256, "aime2025": 256, "amc2023": 256, "math500": 16, "minerva_math": 16}
 """K, the paper's samples a problem, of each benchmark, for Pass@1 and Pass@K alike."""
 FAULTS: Mapping[str, str] = {
     "average": "is not the mean of its row's cells",

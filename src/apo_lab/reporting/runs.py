@@ -71,11 +71,7 @@ def policy_of(run: RunCard) -> str:
 
 
 def find_files(folders: Iterable[Path], name: str) -> Iterator[Path]:
-    """Every file of this name under the folders.
-
-    Raises:
-        ConfigError: a folder does not exist.
-    """
+    """Every file of this name under the folders. Raises `ConfigError` if a folder does not exist."""
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"runs: {folder} is no folder: name one that holds runs or evaluations, such as outputs")

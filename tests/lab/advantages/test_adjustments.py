@@ -9,7 +9,7 @@ from hypothesis import given
 
 from advantage_cases import check_apo, inputs
 from apo_lab.advantages import BoundaryGate, PassAtKWeight, RareAnswers, RepeatedAnswers, UniformCorrect
-from apo_lab.advantages.boundary_gate import boundary_utility
+from apo_lab.advantages.prompt_weights import boundary_utility
 from apo_lightning.advantages import Adjusted, GroupNormalized, SignedReward
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import Needs, PromptRecord

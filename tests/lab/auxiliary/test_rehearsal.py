@@ -80,12 +80,7 @@ def test_over_a_whole_softmax_the_means_are_the_divergences():
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [
-        ("divergence", "reverse_kl"),
-        ("coefficient", -0.1),
-        ("min_share_correct", 0.0),
-        ("completions_per_minibatch", 0),
-    ],
+    [("divergence", "reverse_kl"), ("coefficient", -0.1), ("min_share_correct", 0.0), ("completions_per_minibatch", 0)],
 )
 def test_a_value_out_of_range_is_named(setting, value):
     with pytest.raises(ConfigError, match=f"algo.auxiliary.{setting} is {value}: give"):

@@ -11,11 +11,7 @@ PROTOCOL = Protocol(
     tuning={"locks": "hall"},
     tuned={
         "apo": TunedMethod(
-            name="apo",
-            overrides=("algo=apo",),
-            key="algo.loss.pull_coef",
-            values=("0.1", "0.2"),
-            rates={"locks": (1,)},
+            name="apo", overrides=("algo=apo",), key="algo.loss.pull_coef", values=("0.1", "0.2"), rates={"locks": (1,)}
         ),
         "grpo": TunedMethod(
             name="grpo", overrides=("algo=grpo",), key="algo.clip", values=("0.2",), rates={"locks": (1, 2)}

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from apo_lab.losses import ClipCov, KLCov
-from apo_lab.losses.covariance import covariance
-from apo_lab.losses.minibatch_tokens import MinibatchTokens
+from apo_lab.losses.covariance import MinibatchTokens, covariance
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import GRPO
 from apo_lightning.types import LossInputs

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apo_lab.losses.minibatch_tokens import MinibatchTokens
+from apo_lab.losses.covariance import MinibatchTokens
 
 
 @given(st.lists(st.tuples(st.sampled_from([-1.0, 0.0, 0.5, 1.0]), st.floats(-9, 0, width=32)), min_size=2, max_size=12))

@@ -14,24 +14,8 @@ from apo_lab.reporting.names import (
 from apo_lab.reporting.published import AVERAGE, FAULTS, NUM_SAMPLES, PublishedCell, published, published_cell
 from apo_lab.reporting.records import Cell, Covered, Measurement, RunCard, Table, TableRow, left, right, row_of
 from apo_lab.reporting.runs import plain, value_place
-from apo_lab.reporting.tables.cells import (
-    EMPTY,
-    PER_CENT,
-    SEEDS,
-    number_cell,
-    seeds_cell,
-    share_cell,
-    with_best_bold,
-)
-from apo_lab.reporting.tables.series import (
-    INTERVALS,
-    Series,
-    average,
-    data_notes,
-    evaluated,
-    series,
-    without_variants,
-)
+from apo_lab.reporting.tables.cells import EMPTY, PER_CENT, SEEDS, number_cell, seeds_cell, share_cell, with_best_bold
+from apo_lab.reporting.tables.series import INTERVALS, Series, average, data_notes, evaluated, series, without_variants
 from apo_lightning.evaluation.records import Estimate
 
 METRICS = {
