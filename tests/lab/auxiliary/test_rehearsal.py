@@ -10,8 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apo_lab.auxiliary import Rehearsal
-from apo_lab.auxiliary.rehearsal import DIVERGENCES
+from apo_lab.auxiliary import DIVERGENCES, Rehearsal
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.samples_file import read_samples
 from apo_lightning.model.tokenizer import character_tokenizer

@@ -1,4 +1,4 @@
-"""Marks of tokens that depend on their whole mini-batch, for `ClipCov` and `KLCov`."""
+"""Parts of the laboratory's methods (see `apo_lightning.step.part`): marks of tokens by their whole mini-batch."""
 
 import torch
 from jaxtyping import Int

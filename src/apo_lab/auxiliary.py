@@ -1,4 +1,4 @@
-"""DPH-RL's rehearsal: a divergence to the model before training, on what that model answered correctly itself."""
+"""Second terms of the loss, on stored completions (`algo.auxiliary`): DPH-RL's rehearsal of what the base model solved."""
 
 import math
 from collections.abc import Sequence
