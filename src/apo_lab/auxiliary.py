@@ -1,4 +1,4 @@
-"""Second terms of the loss, on stored completions (`algo.auxiliary`): DPH-RL's rehearsal of what the base model solved."""
+"""Second terms of the loss, on stored completions (`algo.auxiliary`): DPH-RL's rehearsal of the base model."""
 
 import math
 from collections.abc import Sequence
