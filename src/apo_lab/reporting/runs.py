@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pandas as pd
 import yaml
 
-from apo_lab.reporting.names import AXES, MODELS, in_order, model_name, variant_name
+from apo_lab.reporting.names import AXES, MODELS, in_order, variant_name
 from apo_lab.reporting.records import RunCard
 from apo_lightning.common.files import read_yaml_text
 from apo_lightning.common.formatting import flatten
@@ -58,7 +58,7 @@ def runs_by_method(runs: Sequence[RunCard], defaults: Defaults | None = None) ->
     found: dict[str, dict[str, dict[str, RunCard]]] = defaultdict(lambda: defaultdict(dict))
     for run, changed in zip(runs, departures, strict=True):
         if not changed or (run.model, run.algo) not in plain:
-            found[model_name(run.model)][variant_name(run.label, changed)][policy_of(run)] = run
+            found[MODELS[run.model]][variant_name(run.label, changed)][policy_of(run)] = run
     return {
         model: {name: list(policies.values()) for name, policies in found[model].items()}
         for model in in_order(found, MODELS.values())

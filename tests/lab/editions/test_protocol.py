@@ -9,12 +9,6 @@ from apo_lightning.errors import ConfigError
 from miniature_edition import MINIATURE
 
 
-def written(folder, text):
-    path = folder / "mine.yaml"
-    path.write_text(text)
-    return str(path)
-
-
 @pytest.mark.parametrize("name", editions())
 def test_each_edition_names_existing_things_and_gives_every_compared_arm_three_seeds(name):
     protocol = load_protocol(name)
@@ -57,15 +51,11 @@ def test_a_variant_names_the_settings_that_differ():
     ],
 )
 def test_what_leads_nowhere_is_refused(tmp_path, before, after, message):
-    path = written(tmp_path, MINIATURE.replace(before, after))
+    path = tmp_path / "mine.yaml"
+    path.write_text(MINIATURE.replace(before, after))
     with pytest.raises(ConfigError, match=message):
-        load_protocol(path)
-
-
-def test_an_unknown_edition_is_refused():
-    with pytest.raises(
-        ConfigError, match="edition=ful: choose from cliff, countdown_rates, full, hour, language, longer, si"
-    ):
+        load_protocol(str(path))
+    with pytest.raises(ConfigError, match="edition=ful: choose from cliff, countdown_rates, full, hour, language, lon"):
         load_protocol("ful")
 
 

@@ -68,18 +68,9 @@ def test_methods_and_seeds_are_no_axes_but_settings_are() -> None:
 
 
 def test_an_experiment_stands_for_the_config_keys_in_which_runs_differ() -> None:
-    typed = {"experiment": "paper/sensitivity_pull_0.02"}
-    other = RunCard(
-        folder=Path("y"), algo="apo", model="tiny", overrides=typed, config={"algo.loss.pull_coef": "0.02", "seed": "9"}
-    )
-    plain = RunCard(
-        folder=Path("z"),
-        algo="apo",
-        model="tiny",
-        overrides={"experiment": "paper/apo"},
-        config={"algo.loss.pull_coef": "0.1", "seed": "1"},
-    )
-    assert axes([other, plain]) == ("algo.loss.pull_coef",)
+    experiments = {"paper/sensitivity_pull_0.02": run("0.02", seed="9"), "paper/apo": run("0.1")}
+    runs = [replace(one, overrides={"experiment": name}) for name, one in experiments.items()]
+    assert axes(runs) == ("algo.loss.pull_coef",)
 
 
 def test_the_defaults_are_those_that_training_composes() -> None:
