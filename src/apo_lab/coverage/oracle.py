@@ -125,12 +125,8 @@ class OracleCoverage:
     ) -> CoverageResult:
         """Run every solution behind its prompt, once; leaves the policy in evaluation mode.
 
-        Args:
-            policy: to measure.
-            problems: from `load`.
-            prompt_template: the model's own, as in `PolicySpec`; None: its tokenizer's chat template.
-            model: what the result says of the model.
-            on_progress: called after each micro-batch with the solution tokens done, and all of them.
+        Without a `prompt_template` of the model's own, as in `PolicySpec`, it is its tokenizer's chat template.
+        `on_progress` is called after each micro-batch with the solution tokens done, and all of them.
 
         Raises:
             ConfigError: every solution is too long, or there is no template.

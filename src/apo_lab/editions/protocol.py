@@ -171,10 +171,7 @@ def editions() -> list[str]:
 
 
 def load_protocol(name: str) -> Protocol:
-    """Read an edition's protocol.
-
-    Args:
-        name: of an edition, or the path of a YAML file of the same form.
+    """Read the protocol of an edition, or of a YAML file of the same form.
 
     Raises:
         ConfigError: there is no such edition, or a stage, question or prediction names what is not in it.

@@ -29,11 +29,7 @@ from apo_lightning.parts.averaging import average
 def measure_averages(cfg: DictConfig, last: Path, base_weights: Sequence[float], folder: Path) -> None:
     """Measure (1 − w)·θ + w·θ_base for each w, as `ExactCoverage` does, as steps 1, 2, … of `folder`.
 
-    Args:
-        cfg: of the run; it names the model before training.
-        last: folder of the last policy.
-        base_weights: w.
-        folder: gets the files, and `base_weights.json`.
+    θ is the policy in the folder `last`, θ_base the model that the run's `cfg` names.
     """
     source, spec = instantiate(cfg.data), instantiate(cfg.model, _convert_="all")
     tokenizer = spec.load_tokenizer()
@@ -62,14 +58,7 @@ class PolicyPath:
 
 
 def harvest(job: Job, cfg: DictConfig, averages: Path | None, identity: Mapping[str, str]) -> Rows:
-    """Read what a run and the averages of its last policy left.
-
-    Args:
-        job: the run.
-        cfg: its configuration.
-        averages: folder of `measure_averages`; None: they were not measured.
-        identity: `commit` and `registration`.
-    """
+    """Read what a run and the averages of its last policy left; `identity` is commit and registration."""
     exact = job.folder / "exact"
     path = _path(exact, exact / "answers.json", _costs(job.folder / "metrics.csv"))
     common = {

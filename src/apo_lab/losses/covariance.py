@@ -47,12 +47,7 @@ class MinibatchTokens:
     ) -> Bool[Tensor, "tokens"]:
         """True at the `num` smallest values of all ranks, or at all of `among` where there are fewer.
 
-        Equal values are ordered by their keys, so the choice does not depend on the number of ranks.
-
-        Args:
-            values: finite.
-            num: how many, over all ranks.
-            among: the candidates.
+        Equal values are ordered by their keys, so the choice does not depend on the number of ranks. Values are finite.
         """
         places = among.nonzero().flatten()
         places = places[self.keys[places].argsort()]

@@ -62,10 +62,7 @@ def difference_band(before: Curves, after: Curves, *, seed: int = 0) -> Band:
         application to SVARs"; the multiplier bootstrap of Chernozhukov, Chetverikov and Kato 2013.
     Departure: t in place of the normal distribution, since a world has three runs of a method.
 
-    Args:
-        before: of A.
-        after: of B, in the same worlds at the same levels.
-        seed: of the draws of the process.
+    `before` is A, `after` is B; `seed` is that of the draws of the process.
     """
     size = len(before)
     arms = [curves for method in (before, after) for curves in method.values()]

@@ -199,32 +199,20 @@ def test_a_model_that_cannot_be_measured_is_named_before_it_is_loaded():
     coverage.check_model("tiny", 200, None)
 
 
-PRESETS = names("coverage")
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_the_keys_are_the_constructors_parameters(name):
-    config = composed(f"coverage={name}", config_name="coverage").coverage
+@pytest.mark.parametrize("name", names("coverage"))
+def test_the_keys_are_the_constructors_parameters_and_a_local_file_takes_the_place_of_the_hub(name, tmp_path, policy):
+    path = tmp_path / "solved.jsonl"
+    rows = [{"problem": f"{i}?", "answer": str(i), "solution": f"\\boxed{{{i}}}"} for i in range(9)]
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    overrides = (f"coverage={name}", f"coverage.path={path}", "coverage.limit=3")
+    config = composed(*overrides, config_name="coverage").coverage
     for node in (config, config.hub):
         parameters = set(inspect.signature(get_class(node["_target_"])).parameters)
         assert {str(key) for key in node} - {"_target_", "_convert_"} == parameters
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_local_file_takes_the_place_of_the_hub(name, tmp_path, policy):
-    path = tmp_path / "solved.jsonl"
-    path.write_text(
-        "".join(
-            json.dumps({"problem": f"{i}?", "answer": str(i), "solution": f"\\boxed{{{i}}}"}) + "\n" for i in range(9)
-        )
-    )
-    overrides = (f"coverage={name}", f"coverage.path={path}", "coverage.limit=3")
-    config = composed(*overrides, config_name="coverage").coverage
     coverage = instantiate(config)
     assert coverage.name == name
     coverage.check()
-    problems = coverage.load()
-    found = coverage.measure(policy, problems, None, CARD)
+    found = coverage.measure(policy, coverage.load(), None, CARD)
     assert (found.data.num_available, found.data.num_problems, list(found.recall)) == (9, 3, [1, 4, 8, 16])
 
 

@@ -26,13 +26,7 @@ def laboratory_page(tables: Path, protocol: Protocol, output: Path, *, date: str
 
 
 def laboratory_report(tables: Path, protocol: Protocol, *, date: str, registration: str) -> Report:
-    """The content of the page, as far as there are runs.
-
-    Args:
-        tables: folder with `runs.csv.gz` and `curves.csv.gz`.
-        protocol: of the edition.
-        date: as it is printed.
-        registration: of the edition; rows of another are left out, and counted on the page.
+    """The content of the page, as far as there are runs; rows of another registration are left out, and counted.
 
     Raises:
         ConfigError: a file, a column or all rows of the registration are missing, or two rows have the same key.
