@@ -1,12 +1,13 @@
-"""Advantages of rival methods: they adjust or shape those of an estimator, one YAML each.
+"""Advantages of rival methods: they adjust or shape those of an estimator, one small file and one YAML each."""
 
-A value outside the range that its class gives raises `ConfigError`.
-"""
-
-from apo_lab.advantages.answers import RareAnswers, RepeatedAnswers
-from apo_lab.advantages.likelihoods import DifferentialSmoothing, UniformCorrect, Unlikeliness
+from apo_lab.advantages.boundary_gate import BoundaryGate
+from apo_lab.advantages.differential_smoothing import DifferentialSmoothing
+from apo_lab.advantages.pass_at_k_weight import PassAtKWeight
 from apo_lab.advantages.pkpo import PKPO
-from apo_lab.advantages.prompt_weights import BoundaryGate, PassAtKWeight
+from apo_lab.advantages.rare_answers import RareAnswers
+from apo_lab.advantages.repeated_answers import RepeatedAnswers
+from apo_lab.advantages.uniform_correct import UniformCorrect
+from apo_lab.advantages.unlikeliness import Unlikeliness
 
 __all__ = [
     "PKPO",

@@ -39,6 +39,9 @@ class PKPO:
         later_k: step → k from that step on; the paper goes from 8 to 1 in mid-run.
         baseline: one of `BASELINES`.
 
+    Raises:
+        ConfigError: a value outside its range.
+
     Example:
         n = 4, c = 1, k = 2, centred: correct 2·(1 − ρ), ρ = 0 without it; wrong 2·(1/3 − 2/3).
 

@@ -1,11 +1,11 @@
-"""Ablations of APO and rival losses: small frozen dataclasses, with one YAML each in `configs/algo/`.
+"""Ablations of APO and rival losses: one small frozen dataclass each, with one YAML each in `configs/algo/`."""
 
-A value outside the range that its class gives raises `ConfigError`.
-"""
-
+from apo_lab.losses.cispo import CISPO
 from apo_lab.losses.covariance import ClipCov, KLCov
-from apo_lab.losses.entropy import SAGE, EntropyAdvantage, SimKO
+from apo_lab.losses.entropy_advantage import EntropyAdvantage
+from apo_lab.losses.gmpo import GMPO
 from apo_lab.losses.grid import GridLoss
-from apo_lab.losses.weights import CISPO, GMPO
+from apo_lab.losses.sage import SAGE
+from apo_lab.losses.simko import SimKO
 
 __all__ = ["CISPO", "GMPO", "SAGE", "ClipCov", "EntropyAdvantage", "GridLoss", "KLCov", "SimKO"]

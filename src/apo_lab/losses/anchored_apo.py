@@ -28,6 +28,9 @@ class AnchoredAPO(APO):
             as where it is large; `cross_entropy` that of Σ_S Q*·log π, Q* = π_ref(·|S), which does not fade with π(k).
         force: which of r and r_anchor have a gradient on triggered tokens; values and clip are APO's. `push_only`
             keeps APO's gate, which `pull_coef=0` has not.
+
+    Raises:
+        ConfigError: a value outside its range.
     """
 
     anchor_source: str = "reference"

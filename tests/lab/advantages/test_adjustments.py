@@ -18,7 +18,7 @@ from apo_lab.advantages import (
     UniformCorrect,
     Unlikeliness,
 )
-from apo_lab.advantages.prompt_weights import boundary_utility
+from apo_lab.advantages.boundary_gate import boundary_utility
 from apo_lightning.advantages import Adjusted, GroupNormalized, Shaped, SignedReward, Truncated
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import Needs, PromptRecord

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 
 from apo_lab.losses import SAGE, EntropyAdvantage, SimKO
-from apo_lab.losses.entropy import sequence_ranks
+from apo_lab.losses.simko import sequence_ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import GRPO, GRPOKL
 from apo_lightning.types import LossInputs, Needs

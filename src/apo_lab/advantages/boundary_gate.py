@@ -1,6 +1,5 @@
-"""Adjustments by prompt: a weight or a gate from how often it was solved."""
+"""A gate by history: prompts whose pass@k is saturated no longer train."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,53 +8,6 @@ from torch import Tensor
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import AdvantageInputs, Needs
-
-Values = Float[Tensor, "prompts group"]
-
-
-@dataclass(frozen=True)
-class PassAtKWeight:
-    """An adjustment of advantages that weighs a prompt by ∂pass@k/∂p = k·(1 − p)^(k−1), estimated from its group.
-
-        A ← A·k·C(n−c, k−1)/C(n, k−1)   for c correct of n
-
-    The binomials give the unbiased estimate of (1 − p)^(k−1). Signs stay, so this combines with every estimator and
-    loss; the product with A is no unbiased gradient of pass@k, PKPO's advantage is. k = 1 changes nothing.
-
-    Source: Mahdavi et al. 2025, "Beyond accuracy: a policy gradient reweighting approach for pass@k maximization in
-    LLMs", for the weight.
-
-    Departure: the estimate is unbiased; with c/n in place of p, 3 of 8 correct and k = 4 have 0.977, not 0.714.
-
-    Attributes:
-        k: ≥ 1, at most one above the group size.
-
-    Example:
-        3 of 8 are correct: 4·C(5, 3)/C(8, 3) = 4·10/56.
-
-        >>> import torch
-        >>> correct = torch.tensor([[True] * 3 + [False] * 5])
-        >>> inputs = AdvantageInputs(rewards=correct.float(), is_correct=correct, lengths=torch.ones(1, 8).long())
-        >>> PassAtKWeight(k=4)(inputs, torch.ones(1, 8))[0, 0]
-        tensor(0.7143)
-    """
-
-    k: int
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ConfigError(f"k is {self.k}: pass@k needs a k of at least 1")
-
-    def check(self, group_size: int) -> None:
-        """Refuse a k whose weight cannot be estimated from the group."""
-        if self.k > group_size + 1:
-            raise ConfigError(f"k is {self.k} with group_size {group_size}: give at most {group_size + 1}")
-
-    def __call__(self, inputs: AdvantageInputs, values: Values) -> Values:
-        """A times the weight of its prompt."""
-        n, others = values.shape[1], self.k - 1
-        weights = [self.k * math.comb(n - int(c), others) / math.comb(n, others) for c in inputs.is_correct.sum(1)]
-        return values * values.new_tensor(weights).unsqueeze(1)
 
 
 @dataclass(frozen=True)
@@ -79,6 +31,9 @@ class BoundaryGate:
         k: ≥ 1; at k = 1 no prompt is ever gated.
         threshold: in [0, 1]; 0 gates nothing.
 
+    Raises:
+        ConfigError: a value outside its range.
+
     Example:
         k = 2: u(1, 1)/u(0, 1) = (1·2/3)/(2·2/3) = 1/2.
 
@@ -97,7 +52,9 @@ class BoundaryGate:
         if not 0 <= self.threshold <= 1:
             raise ConfigError(f"threshold is {self.threshold}: give a share in [0, 1], such as 0.01")
 
-    def __call__(self, inputs: AdvantageInputs, values: Values) -> Values:
+    def __call__(
+        self, inputs: AdvantageInputs, values: Float[Tensor, "prompts group"]
+    ) -> Float[Tensor, "prompts group"]:
         """A, or 0 where the prompt is gated."""
         assert inputs.history is not None
         gated = []

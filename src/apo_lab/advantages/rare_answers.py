@@ -1,4 +1,4 @@
-"""Adjustments by final answers: those that a prompt rarely got gain, those that its group repeats lose."""
+"""Outcome-based exploration over the run: a bonus for final answers that a prompt rarely got."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,8 +9,6 @@ from torch import Tensor
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import AdvantageInputs, Needs
-
-Values = Float[Tensor, "prompts group"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +26,9 @@ class RareAnswers:
     Attributes:
         coef: ≥ 0.
         baseline: with 0.5 an answer that was given more than four times loses; None: the group's mean.
+
+    Raises:
+        ConfigError: a value outside its range.
     """
 
     coef: float | int
@@ -42,7 +43,9 @@ class RareAnswers:
         if self.baseline is not None and not 0 <= self.baseline <= 1:
             raise ConfigError(f"baseline is {self.baseline}: give a value in [0, 1], or null for the group's mean")
 
-    def __call__(self, inputs: AdvantageInputs, values: Values) -> Values:
+    def __call__(
+        self, inputs: AdvantageInputs, values: Float[Tensor, "prompts group"]
+    ) -> Float[Tensor, "prompts group"]:
         """A plus the bonus."""
         assert inputs.answers is not None
         assert inputs.history is not None
@@ -54,39 +57,3 @@ class RareAnswers:
         )
         baseline = bonus.nanmean(1, keepdim=True) if self.baseline is None else self.baseline
         return values + self.coef * (bonus - baseline).nan_to_num(0.0)
-
-
-@dataclass(frozen=True)
-class RepeatedAnswers:
-    """An adjustment of advantages: a penalty on a final answer that others of the group give too.
-
-        A ← A − coef·(1/n)·#{j ≠ i: the answer of j is that of i}
-
-    Completions without an answer keep their A. A frequent right answer may get A < 0.
-
-    Source: Song et al. 2025 (arXiv 2509.06941), `Batch`.
-
-    Attributes:
-        coef: ≥ 0.
-
-    Example:
-        >>> import torch
-        >>> inputs = AdvantageInputs(rewards=torch.zeros(1, 4), is_correct=torch.zeros(1, 4).bool(),
-        ...     lengths=torch.ones(1, 4).long(), answers=(("3", "3", "5", None),))
-        >>> RepeatedAnswers(coef=1.0)(inputs, torch.zeros(1, 4))
-        tensor([[-0.2500, -0.2500,  0.0000,  0.0000]])
-    """
-
-    coef: float | int
-
-    punishes_correct: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.coef < float("inf"):
-            raise ConfigError(f"coef is {self.coef}: give a finite number of at least 0, such as 0.1")
-
-    def __call__(self, inputs: AdvantageInputs, values: Values) -> Values:
-        """A minus the penalty."""
-        assert inputs.answers is not None
-        repeats = [[0 if a is None else group.count(a) - 1 for a in group] for group in inputs.answers]
-        return values - self.coef * values.new_tensor(repeats) / values.shape[1]
