@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from apo_lab.coverage.records import CoverageResult
-from apo_lab.reporting.names import method_name, model_name
+from apo_lab.reporting.names import METHODS, MODELS
 from apo_lab.reporting.records import Cell, Covered, Evaluated, Measurement, RunCard, Table, TableRow, left, right
 from apo_lightning.evaluation.records import DataCard, Estimate, EvaluationResult, ModelCard, ProblemCount
 from factories import sampling_settings
@@ -100,8 +100,8 @@ def make_measurement(algo=None, *, settings=None, shift=0.0, seed="", **kwargs):
     """The same, as figures and tables take it; `shift` is added to every number."""
     result = make_result(algo, **kwargs)
     return Measurement(
-        model=model_name(result.model.name),
-        method=method_name(algo or "base"),
+        model=MODELS[result.model.name],
+        method=METHODS[algo or "base"],
         settings=settings or {},
         seed=seed,
         benchmark=result.benchmark,

@@ -16,7 +16,7 @@ from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig
 
 from apo_lab.reporting.figures.canvas import encode
-from apo_lab.theory.figures.algorithm import GROUP_SIZE, RATE, RUNS, STEPS, TOKENS, algorithm_figure
+from apo_lab.theory.figures import GROUP_SIZE, RATE, RUNS, STEPS, TOKENS, algorithm_figure
 from apo_lightning.advantages import needs_of
 from apo_lightning.common.files import write_atomically
 from apo_lightning.losses import PolicyLoss

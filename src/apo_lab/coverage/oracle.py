@@ -125,12 +125,8 @@ class OracleCoverage:
     ) -> CoverageResult:
         """Run every solution behind its prompt, once; leaves the policy in evaluation mode.
 
-        Args:
-            policy: to measure.
-            problems: from `load`.
-            prompt_template: the model's own, as in `PolicySpec`; None: its tokenizer's chat template.
-            model: what the result says of the model.
-            on_progress: called after each micro-batch with the solution tokens done, and all of them.
+        Without a `prompt_template` of the model's own, as in `PolicySpec`, it is its tokenizer's chat template.
+        `on_progress` is called after each micro-batch with the solution tokens done, and all of them.
 
         Raises:
             ConfigError: every solution is too long, or there is no template.
@@ -157,10 +153,7 @@ class OracleCoverage:
             preset=self.name,
             model=model,
             data=DataCard(
-                source=self._origin,
-                sha256=_digest(rows),
-                num_problems=len(rows),
-                num_available=problems.num_available,
+                source=self._origin, sha256=_digest(rows), num_problems=len(rows), num_available=problems.num_available
             ),
             prompt=placeholder.text,
             num_tokens=len(owners),
@@ -192,9 +185,7 @@ def solved_problems(rows: Sequence[Row], limit: int | None, *, where: str) -> So
             "`solution` column"
         )
     return SolvedProblems(
-        rows=sorted(solved, key=_rank)[:limit],
-        num_available=len(rows),
-        num_without_solution=len(rows) - len(solved),
+        rows=sorted(solved, key=_rank)[:limit], num_available=len(rows), num_without_solution=len(rows) - len(solved)
     )
 
 

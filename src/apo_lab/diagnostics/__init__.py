@@ -5,9 +5,4 @@ from apo_lab.diagnostics.exact_coverage import ExactCoverage
 from apo_lab.diagnostics.reachability import Reachability
 from apo_lab.diagnostics.squeezing_monitor import SqueezingMonitor
 
-__all__ = [
-    "CollapseAlarm",
-    "ExactCoverage",
-    "Reachability",
-    "SqueezingMonitor",
-]
+__all__ = ["CollapseAlarm", "ExactCoverage", "Reachability", "SqueezingMonitor"]

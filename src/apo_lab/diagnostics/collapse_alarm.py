@@ -47,7 +47,9 @@ class CollapseAlarm(StepCallback):
 
     def on_validated(self, output: ValidationOutput) -> dict[str, float] | None:
         """Compare with the first pass, which is the one before training unless the callback was added later."""
-        counts = problem_counts(output)
+        rollouts = output.rollouts
+        correct = zip(rollouts.prompts, rollouts.is_correct.sum(1).tolist(), strict=True)
+        counts = {prompt.id: (rollouts.group_size, num_correct) for prompt, num_correct in correct}
         if self._base_step is None or output.step <= self._base_step:
             self._base_step, self._base[output.name] = output.step, counts
             return None
@@ -96,13 +98,6 @@ def loss_p_value(num_lost: int, num_gained: int) -> float:
     """
     num_changed = num_lost + num_gained
     return float(binomtest(num_lost, num_changed, alternative="greater").pvalue) if num_changed else 1.0
-
-
-def problem_counts(output: ValidationOutput) -> dict[str, tuple[int, int]]:
-    """Problem id → (number of samples, number of right ones)."""
-    rollouts = output.rollouts
-    correct = rollouts.is_correct.sum(1).tolist()
-    return {prompt.id: (rollouts.group_size, c) for prompt, c in zip(rollouts.prompts, correct, strict=True)}
 
 
 def lost_and_gained(before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]) -> tuple[int, int]:

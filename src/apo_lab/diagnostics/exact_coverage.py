@@ -53,10 +53,7 @@ class ExactCoverage(StepCallback):
     """
 
     def __init__(
-        self,
-        puzzle: Puzzle,
-        ks: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256),
-        tokens_per_microbatch: int = 2048,
+        self, puzzle: Puzzle, ks: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256), tokens_per_microbatch: int = 2048
     ) -> None:
         self.puzzle = puzzle
         self.ks = tuple(ks)

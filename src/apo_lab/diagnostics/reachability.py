@@ -3,8 +3,6 @@
 import math
 
 import torch
-from jaxtyping import Bool
-from torch import Tensor
 
 from apo_lab.diagnostics.settings import check_at_least, measured_anchor_size
 from apo_lab.statistics.reachability import NEVER, first_exits, is_outside_support, survival
@@ -12,7 +10,7 @@ from apo_lightning.callbacks import StepCallback, check_every_n_steps
 from apo_lightning.distributed.gathering import from_all_ranks, items_of_all_ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
-from apo_lightning.types import Needs, Rollouts, StepOutput
+from apo_lightning.types import Needs, StepOutput
 
 LENGTHS = (16, 64, 256)
 """Tokens at which `reach/correct_inside@l` is logged."""
@@ -53,7 +51,8 @@ class Reachability(StepCallback):
             raise ConfigError("reachability found no anchors of the reference in its step: use ~callbacks.reachability")
         outside = is_outside_support(tokens.token_ids, tokens.anchor.token_ids[:, : self.anchor_size]).cpu()
         owners = tokens.sequence_ids.cpu()
-        counted = is_whole_and_correct(step.rollouts)
+        ended = torch.tensor([completion.finish_reason == "stop" for completion in step.rollouts.completions])
+        counted = step.rollouts.is_correct.flatten() & ended
         exits = first_exits(outside, owners, len(counted))[counted]
         of_counted = counted[owners]
         all_exits = torch.tensor(items_of_all_ranks(exits.tolist()), dtype=torch.long)
@@ -66,9 +65,3 @@ class Reachability(StepCallback):
             "reach/correct_outside_tokens": num_outside / num_tokens if num_tokens else math.nan,
             **{f"reach/correct_inside@{length}": share for length, share in inside},
         }
-
-
-def is_whole_and_correct(rollouts: Rollouts) -> Bool[Tensor, "completions"]:
-    """Whether each completion is correct and ended with a stop token."""
-    ended = torch.tensor([completion.finish_reason == "stop" for completion in rollouts.completions])
-    return rollouts.is_correct.flatten() & ended

@@ -1,7 +1,5 @@
 """Where the probability of penalised tokens goes: to the leader, to other anchors, or to the tail."""
 
-from collections.abc import Sequence
-
 import lightning.pytorch as pl
 import torch
 from jaxtyping import Bool, Float
@@ -104,8 +102,9 @@ def sampled_completions(
         sample_seed(seed, stream, rollouts.step, rollouts.prompts[b // rollouts.group_size].id, b % rollouts.group_size)
         for b in candidates
     ]
-    rank = process_rank()
-    return sorted(candidates[i] for owner, i in smallest(from_all_ranks(priorities), size) if owner == rank)
+    parts, rank = from_all_ranks(priorities), process_rank()
+    ranked = sorted((value, owner, place) for owner, part in enumerate(parts) for place, value in enumerate(part))
+    return sorted(candidates[place] for _, owner, place in ranked[:size] if owner == rank)
 
 
 def part_masses(answer: ProbeStatistics) -> tuple[Float[Tensor, "tokens 4"], Float[Tensor, "tokens 4"]]:
@@ -118,14 +117,3 @@ def part_masses(answer: ProbeStatistics) -> tuple[Float[Tensor, "tokens 4"], Flo
     )
     leader = leaders(before[1], is_candidate)
     return mass_of_parts(*before, is_candidate, leader), mass_of_parts(*after, is_candidate, leader)
-
-
-def smallest(parts: Sequence[Sequence[int]], size: int) -> list[tuple[int, int]]:
-    """(part, place) of the `size` smallest values of all parts, or of all values where there are fewer.
-
-    Example:
-        >>> smallest([[30, 10], [20]], size=2)
-        [(0, 1), (1, 0)]
-    """
-    places = sorted((value, part, place) for part, values in enumerate(parts) for place, value in enumerate(values))
-    return [(part, place) for _, part, place in places[:size]]

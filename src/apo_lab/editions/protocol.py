@@ -146,11 +146,7 @@ class Protocol:
     predictions: tuple[Prediction, ...]
 
     def stage(self, name: str) -> Stage:
-        """The stage of a name.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """The stage of a name. Raises `ConfigError` if there is none."""
         found = next((stage for stage in self.stages if stage.name == name), None)
         if found is None:
             names = ", ".join(stage.name for stage in self.stages)
@@ -175,10 +171,7 @@ def editions() -> list[str]:
 
 
 def load_protocol(name: str) -> Protocol:
-    """Read an edition's protocol.
-
-    Args:
-        name: of an edition, or the path of a YAML file of the same form.
+    """Read the protocol of an edition, or of a YAML file of the same form.
 
     Raises:
         ConfigError: there is no such edition, or a stage, question or prediction names what is not in it.

@@ -32,10 +32,7 @@ class Configuration:
 def configurations(protocol: Protocol, runs: pd.DataFrame) -> list[Configuration]:
     """Every configuration of every tuned method, by family, in the order of the protocol.
 
-    Args:
-        protocol: names configurations, worlds and seeds.
-        runs: rows of `runs.csv`, of one registration; the columns stage, world, method, variant, seed and area are
-            read.
+    Of `runs`, rows of one registration, it reads the columns stage, world, method, variant, seed and area.
     """
     if not protocol.tuned:
         return []
@@ -58,8 +55,6 @@ def chosen(protocol: Protocol, runs: pd.DataFrame) -> Mapping[tuple[str, str], A
 
     A method is absent until all runs of all its configurations are finished: a choice among some would depend on the
     order of runs.
-
-    Args: as `configurations`.
     """
     by_method: dict[tuple[str, str], list[Configuration]] = {}
     for each in configurations(protocol, runs):

@@ -1,4 +1,4 @@
-"""A finished run's folder → its rows in the published tables."""
+"""A finished run's folder, and the averages of its last policy with the base model → rows in the published tables."""
 
 import hashlib
 import json
@@ -10,15 +10,39 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from hydra.utils import instantiate
 from jaxtyping import Float
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from apo_lab.diagnostics.exact_coverage import ExactCoverage, held_out_prompts
 from apo_lab.editions.protocol import AVERAGED
 from apo_lab.laboratory.jobs import Job
 from apo_lab.laboratory.published import COST, KEY, POINT, Rows
 from apo_lab.statistics.passage import passage_leave_one_block_out
 from apo_lab.statistics.paths import BlockValues, last_leave_one_block_out, leave_one_block_out
+from apo_lightning.common.files import to_json, write_atomically
+from apo_lightning.model.policy import Policy
+from apo_lightning.parts.averaging import average
+
+
+def measure_averages(cfg: DictConfig, last: Path, base_weights: Sequence[float], folder: Path) -> None:
+    """Measure (1 − w)·θ + w·θ_base for each w, as `ExactCoverage` does, as steps 1, 2, … of `folder`.
+
+    θ is the policy in the folder `last`, θ_base the model that the run's `cfg` names.
+    """
+    source, spec = instantiate(cfg.data), instantiate(cfg.model, _convert_="all")
+    tokenizer = spec.load_tokenizer()
+    prompts = held_out_prompts(source, tokenizer, spec.prompt_template)
+    coverage = ExactCoverage(source.puzzle, ks=(1, 8, 64))
+    base = dict(spec.load_model(0).named_parameters())
+    trained = instantiate(cfg.model, path=str(last), _convert_="all").load_model(0).state_dict()
+    policy = Policy(spec.load_model(0), tokenizer, torch.float32).eval()
+    for place, weight in enumerate(base_weights, start=1):
+        policy.model.load_state_dict(trained)
+        average(dict(policy.model.named_parameters()), base, weight)
+        coverage.score(policy, prompts, place, folder, temperature=cfg.temperature)
+    write_atomically(folder / "base_weights.json", to_json([*base_weights]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +58,7 @@ class PolicyPath:
 
 
 def harvest(job: Job, cfg: DictConfig, averages: Path | None, identity: Mapping[str, str]) -> Rows:
-    """Read what a run and the averages of its last policy left.
-
-    Args:
-        job: the run.
-        cfg: its configuration.
-        averages: folder of `measure_averages`; None: they were not measured.
-        identity: `commit` and `registration`.
-    """
+    """Read what a run and the averages of its last policy left; `identity` is commit and registration."""
     exact = job.folder / "exact"
     path = _path(exact, exact / "answers.json", _costs(job.folder / "metrics.csv"))
     common = {

@@ -163,8 +163,7 @@ def _run(job: Job, base_weights: tuple[float, ...], identity: Mapping[str, str])
 
 
 def _train(job: Job, base_weights: tuple[float, ...], identity: Mapping[str, str]) -> Rows:
-    from apo_lab.laboratory.averages import measure_averages
-    from apo_lab.laboratory.harvest import harvest
+    from apo_lab.laboratory.harvest import harvest, measure_averages
     from apo_lightning.run import train
 
     paths = [f"model.path={next(job.base.glob('*/base.json')).parent}"] if job.world.base else []

@@ -31,11 +31,7 @@ State = Literal["done", "stale", "running", "begun", "missing"]
 
 
 def state_of(cell: PaperCell) -> State:
-    """The state of a cell.
-
-    Raises:
-        ConfigError: its record cannot be read.
-    """
+    """The state of a cell. Raises `ConfigError` if its record cannot be read."""
     if (state := _recorded(cell)) != "begun":
         return state
     with _lock(cell) as lock:

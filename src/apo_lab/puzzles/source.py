@@ -1,10 +1,12 @@
-"""The problems of a puzzle as training and validation data."""
+"""The problems of a puzzle as training and validation data, and the reward that judges their answers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from apo_lab.puzzles.puzzle import Puzzle
 from apo_lightning.data import FilterReport, Problems, Row
 from apo_lightning.errors import ConfigError
+from apo_lightning.types import Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,3 +74,38 @@ class PuzzleSource:
         )
         report = FilterReport(num_rows=len(train) + len(held_out), num_held_out=len(held_out), num_kept=len(train))
         return Problems(train=train, validation={self.name: held_out} if held_out else {}, report=report)
+
+
+class PuzzleReward:
+    """1 if the whole completion is a valid answer of the problem, else 0.
+
+    A problem has many answers, so a row's gold answer is the problem itself, and the puzzle judges.
+
+    Example:
+        >>> from apo_lab.puzzles import Countdown
+        >>> [verdict.reward for verdict in PuzzleReward(Countdown()).score(["9*5-7+3+1", "42"], ["13579=42:"] * 2)]
+        [1.0, 0.0]
+    """
+
+    def __init__(self, puzzle: Puzzle) -> None:
+        self.puzzle = puzzle
+
+    def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[Verdict]:
+        """One verdict per completion, in order."""
+        return [
+            Verdict(reward=1.0, status="correct", extracted=completion)
+            if self.puzzle.is_correct(problem, completion)
+            else Verdict(reward=0.0, status="incorrect", extracted=completion)
+            for completion, problem in zip(completions, answers, strict=True)
+        ]
+
+    def check_answers(self, answers: Sequence[str]) -> None:
+        """Raise `ConfigError` for the first text that is no problem of the puzzle."""
+        for problem in answers:
+            if not self.puzzle.is_problem(problem):
+                raise ConfigError(
+                    f"'{problem[:80]}' is no problem of {self.puzzle.name}: give reward and data the same puzzle"
+                )
+
+    def close(self) -> None:
+        """Do nothing: the reward has no process to stop."""

@@ -10,7 +10,7 @@ import pandas as pd
 
 from apo_lab.coverage.records import CoverageResult
 from apo_lab.reporting.identity import HASH_LETTERS, counted, resolved, short_hash
-from apo_lab.reporting.names import BASE, model_name
+from apo_lab.reporting.names import BASE, MODELS
 from apo_lab.reporting.records import Evaluated, Evaluations, Measurement, ResultFile, RunCard
 from apo_lab.reporting.runs import Defaults, axes, find_files, parse_overrides, plain, policy_of, settings
 from apo_lightning.errors import ConfigError
@@ -176,7 +176,7 @@ def _measured(
         "problems": f"{len(ids)} ({short_hash(chr(10).join(ids))})",
     }
     return Measurement(
-        model=model_name(run.model),
+        model=MODELS[run.model],
         sampling={name: value for name, value in found.items() if value is not None},
         benchmark=name,
         num_samples=len(curve),

@@ -12,17 +12,24 @@ def data_rows(path: str) -> list[dict[str, str]]:
     return list(csv.DictReader(text.splitlines()))
 
 
+class Names(dict[str, str]):
+    """Key → printed name, in the paper's order; what has none is printed as it is."""
+
+    def __missing__(self, key: str) -> str:
+        return key
+
+
 BASE = "Base"
 """The method name of a model as it was downloaded."""
 
 METHOD_ROWS = data_rows("methods.csv")
 """Each method's `algo=` stem, printed name and looks, in the order of the paper's main table: APO stands last."""
-METHODS: Mapping[str, str] = {row["algo"]: row["name"] for row in METHOD_ROWS}
+METHODS = Names((row["algo"], row["name"]) for row in METHOD_ROWS)
 """Stem of `algo=`, or method of the laboratory → printed name."""
 
 
-def _names_of(kind: str) -> dict[str, str]:
-    return {row["key"]: row["name"] for row in data_rows("names.csv") if row["kind"] == kind}
+def _names_of(kind: str) -> Names:
+    return Names((row["key"], row["name"]) for row in data_rows("names.csv") if row["kind"] == kind)
 
 
 MODELS, BENCHMARKS = _names_of("model"), _names_of("benchmark")
@@ -31,24 +38,9 @@ AXES, HYPERPARAMETERS = _names_of("axis"), _names_of("hyperparameter")
 """Config key → the symbol of a setting in a sweep; its title in the paper's table of hyper-parameters."""
 
 
-def method_name(algo: str) -> str:
-    """The printed name of an `algo=` stem: `grpo_kl` → `GRPO-KL`."""
-    return METHODS.get(algo, algo)
-
-
 def algo_of(method: str) -> str:
     """The `algo=` stem of a printed method name: `GRPO-KL` → `grpo_kl`."""
     return next((algo for algo, name in METHODS.items() if name == method), method)
-
-
-def model_name(model: str) -> str:
-    """The printed name of a model config: `qwen_math7b` → `Qwen2.5-Math-7B`."""
-    return MODELS.get(model, model)
-
-
-def benchmark_name(benchmark: str) -> str:
-    """The printed name of a benchmark config: `aime2024` → `AIME 24`."""
-    return BENCHMARKS.get(benchmark, benchmark)
 
 
 def axis_name(key: str) -> str:

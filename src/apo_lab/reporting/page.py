@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from apo_lab.reporting.figures.canvas import NamedFigure, inline_svg, save
-from apo_lab.reporting.names import benchmark_name
+from apo_lab.reporting.names import BENCHMARKS
 from apo_lab.reporting.records import Cell, Evaluated, Evaluations, Table
 from apo_lightning.common.files import write_atomically
 from apo_lightning.evaluation.card import warnings
@@ -109,7 +109,7 @@ def csv_text(table: Table) -> str:
 def warnings_of(item: Evaluated) -> list[str]:
     """What weakens the numbers of an evaluation, a sentence each."""
     step = "" if item.result.model.step is None else f", step {item.result.model.step}"
-    where = f"{item.model}, {item.method}{step}, {benchmark_name(item.result.benchmark)}"
+    where = f"{item.model}, {item.method}{step}, {BENCHMARKS[item.result.benchmark]}"
     return [f"{where}: {warning}." for warning in warnings(item.result)]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from apo_lab.reporting.names import data_rows, method_name, model_name
+from apo_lab.reporting.names import METHODS, MODELS, data_rows
 from apo_lab.reporting.records import Measurement, bare
 from apo_lightning.evaluation.records import Estimate
 
@@ -13,13 +13,7 @@ Name = Literal["main_results", "sensitivity", "distribution", "coverage", "hyper
 
 AVERAGE = "average"
 """Stands in place of a benchmark for the mean over the five."""
-NUM_SAMPLES: Mapping[str, int] = {
-    "aime2024": 256,
-    "aime2025": 256,
-    "amc2023": 256,
-    "math500": 16,
-    "minerva_math": 16,
-}
+NUM_SAMPLES: Mapping[str, int] = {"aime2024": 256, "aime2025": 256, "amc2023": 256, "math500": 16, "minerva_math": 16}
 """K, the paper's samples a problem, of each benchmark, for Pass@1 and Pass@K alike."""
 FAULTS: Mapping[str, str] = {
     "average": "is not the mean of its row's cells",
@@ -69,7 +63,7 @@ def published_cell(
 ) -> PublishedCell | None:
     """The cell of a printed model and method; None where the paper has none. Other arguments as in `PublishedCell`."""
     wanted = (model, method, benchmark, metric, setting)
-    names = ((model_name(c.model), method_name(c.method), c.benchmark, c.metric, c.setting) for c in published(table))
+    names = ((MODELS[c.model], METHODS[c.method], c.benchmark, c.metric, c.setting) for c in published(table))
     return next((cell for cell, name in zip(published(table), names, strict=True) if name == wanted), None)
 
 
@@ -85,8 +79,8 @@ def as_measurements(cells: Iterable[PublishedCell]) -> list[Measurement]:
             found.setdefault(key, {})[cell.metric] = bare(cell.value / 100)
     return [
         Measurement(
-            model=model_name(model),
-            method=method_name(method),
+            model=MODELS[model],
+            method=METHODS[method],
             settings=dict([setting.split("=", 1)]) if setting else {},
             benchmark=benchmark,
             num_samples=NUM_SAMPLES[benchmark],

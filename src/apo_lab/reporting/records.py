@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import pandas as pd
 
 from apo_lab.coverage.records import CoverageResult
-from apo_lab.reporting.names import BASE, method_name, model_name, variant_name
+from apo_lab.reporting.names import BASE, METHODS, MODELS, variant_name
 from apo_lightning.evaluation.records import Estimate, EvaluationResult, ProblemCount
 
 Result = TypeVar("Result", EvaluationResult, CoverageResult)
@@ -40,7 +40,7 @@ class RunCard:
     @property
     def label(self) -> str:
         """The method's name in tables and figures: `GRPO-KL`."""
-        return method_name(self.algo)
+        return METHODS[self.algo]
 
     @property
     def seed(self) -> str:
@@ -59,12 +59,12 @@ class ResultFile(Generic[Result]):
     @property
     def method(self) -> str:
         """The printed name of the method; `Base` for a model as it was downloaded."""
-        return method_name(self.result.model.algo) if self.result.model.algo else BASE
+        return METHODS[self.result.model.algo] if self.result.model.algo else BASE
 
     @property
     def model(self) -> str:
         """The model's name in tables: `Qwen2.5-Math-7B`."""
-        return model_name(self.result.model.name)
+        return MODELS[self.result.model.name]
 
 
 Evaluated = ResultFile[EvaluationResult]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pandas as pd
 import yaml
 
-from apo_lab.reporting.names import AXES, MODELS, in_order, model_name, variant_name
+from apo_lab.reporting.names import AXES, MODELS, in_order, variant_name
 from apo_lab.reporting.records import RunCard
 from apo_lightning.common.files import read_yaml_text
 from apo_lightning.common.formatting import flatten
@@ -58,7 +58,7 @@ def runs_by_method(runs: Sequence[RunCard], defaults: Defaults | None = None) ->
     found: dict[str, dict[str, dict[str, RunCard]]] = defaultdict(lambda: defaultdict(dict))
     for run, changed in zip(runs, departures, strict=True):
         if not changed or (run.model, run.algo) not in plain:
-            found[model_name(run.model)][variant_name(run.label, changed)][policy_of(run)] = run
+            found[MODELS[run.model]][variant_name(run.label, changed)][policy_of(run)] = run
     return {
         model: {name: list(policies.values()) for name, policies in found[model].items()}
         for model in in_order(found, MODELS.values())
@@ -71,11 +71,7 @@ def policy_of(run: RunCard) -> str:
 
 
 def find_files(folders: Iterable[Path], name: str) -> Iterator[Path]:
-    """Every file of this name under the folders.
-
-    Raises:
-        ConfigError: a folder does not exist.
-    """
+    """Every file of this name under the folders. Raises `ConfigError` if a folder does not exist."""
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"runs: {folder} is no folder: name one that holds runs or evaluations, such as outputs")

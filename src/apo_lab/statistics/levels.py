@@ -1,4 +1,4 @@
-"""pass@k over levels of pass@1: the envelope of a run, and the difference of two methods with a band for all levels."""
+"""pass@k over levels of pass@1: of one run, and the difference of two methods with a band for all levels."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,25 +33,15 @@ def at_levels(
     ones: Float[NDArray[np.float64], "points"],
     values: Float[NDArray[np.float64], "points"],
     levels: Float[NDArray[np.float64], "levels"],
-    *,
-    envelope: bool = False,
 ) -> Float[NDArray[np.float64], "levels"]:
     """A metric of one run at the first passage of each level of pass@1; NaN where it does not reach the level.
-
-    With `envelope`, the largest value at the first passage or at any evaluation point whose pass@1 is at the level or
-    above: what somebody has who stops the run at the best point that is good enough.
 
     Example:
         >>> ones, many = np.array([0.1, 0.3, 0.2, 0.4]), np.array([1.0, 0.5, 0.9, 0.7])
         >>> at_levels(ones, many, np.array([0.2, 0.35, 0.5])).tolist()
         [0.75, 0.75, nan]
-        >>> at_levels(ones, many, np.array([0.2, 0.35, 0.5]), envelope=True).tolist()
-        [0.9, 0.75, nan]
     """
     found = first_passage(*(torch.tensor(each, dtype=torch.float64) for each in (ones, values, levels))).numpy()
-    if envelope:
-        later = np.where(ones[:, None] >= levels, values[:, None], -np.inf).max(0)
-        found = np.maximum(found, later)
     return np.where(ones.max() >= levels, found, np.nan)
 
 
@@ -72,10 +62,7 @@ def difference_band(before: Curves, after: Curves, *, seed: int = 0) -> Band:
         application to SVARs"; the multiplier bootstrap of Chernozhukov, Chetverikov and Kato 2013.
     Departure: t in place of the normal distribution, since a world has three runs of a method.
 
-    Args:
-        before: of A.
-        after: of B, in the same worlds at the same levels.
-        seed: of the draws of the process.
+    `before` is A, `after` is B; `seed` is that of the draws of the process.
     """
     size = len(before)
     arms = [curves for method in (before, after) for curves in method.values()]

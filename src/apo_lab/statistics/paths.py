@@ -57,10 +57,7 @@ def first_passage(
 
 
 def area(
-    ones: Float[Tensor, "points *runs"],
-    many: Float[Tensor, "points *runs"],
-    level: float,
-    num_levels: int = NUM_LEVELS,
+    ones: Float[Tensor, "points *runs"], many: Float[Tensor, "points *runs"], level: float, num_levels: int = NUM_LEVELS
 ) -> Float[Tensor, "*runs"]:
     """Mean pass@k at equal pass@1, over levels of pass@1 from the base model's to `level`.
 

@@ -22,10 +22,7 @@ _Total = tuple[Float[Tensor, "columns"], Float[Tensor, "columns"]]
 
 
 def seed_mean_intervals(
-    scores: Sequence[Float[Tensor, "seeds _ columns"]],
-    *,
-    lowest: float = 0.0,
-    highest: float = 1.0,
+    scores: Sequence[Float[Tensor, "seeds _ columns"]], *, lowest: float = 0.0, highest: float = 1.0
 ) -> list[Interval]:
     """Interval of each column's mean over seeds and problems, for other seeds *and* other problems.
 
@@ -100,8 +97,7 @@ def seed_mean_intervals(
 
 
 def seed_difference_intervals(
-    before: Float[Tensor, "seeds_a problems_a columns"],
-    after: Float[Tensor, "seeds_b problems_b columns"],
+    before: Float[Tensor, "seeds_a problems_a columns"], after: Float[Tensor, "seeds_b problems_b columns"]
 ) -> list[Interval]:
     """Interval of the mean difference of method B and method A, each with its own seeds, paired by problem.
 

@@ -23,11 +23,8 @@ def mass_of_parts(
 ) -> Float[Tensor, "tokens 4"]:
     """Probability of the sampled token, the leader, the other anchors and the tail, in float64; a row sums to 1.
 
-    Args:
-        logprobs: log π(y) of the sampled token [nats].
-        anchor_logprobs: log π at the anchors.
-        is_candidate: anchors that exist and are not the sampled token.
-        leader: slot of the leader, from `leaders`; its mass is 0 if it is no candidate.
+    Log-probs are in nats. Candidates are anchors that exist and are not the sampled token. The leader is a slot of
+    `leaders`, with a mass of 0 if it is no candidate.
     """
     sampled = logprobs.double().exp()
     anchors = anchor_logprobs.double().exp().masked_fill(~is_candidate, 0.0)

@@ -38,16 +38,9 @@ def test_the_numbers_derived_by_hand():
     statuses = ("correct", "incorrect", "correct", "correct")
     step = anchored(statuses, [2, 1, 1, 1], [0, 1, None, 2, None], cut=[3])
     metrics = watching(APO(anchor_size=2)).on_step(step)
-    assert metrics == pytest.approx(
-        {
-            "reach/num_correct": 2,
-            "reach/correct_outside": 0.5,
-            "reach/correct_outside_tokens": 1 / 3,
-            "reach/correct_inside@16": 0.5,
-            "reach/correct_inside@64": 0.5,
-            "reach/correct_inside@256": 0.5,
-        }
-    )
+    inside = {f"reach/correct_inside@{length}": 0.5 for length in (16, 64, 256)}
+    outside = {"reach/correct_outside": 0.5, "reach/correct_outside_tokens": 1 / 3}
+    assert metrics == pytest.approx({"reach/num_correct": 2, **outside, **inside})
     assert watching(APO(anchor_size=3)).on_step(step)["reach/correct_outside"] == 0
 
 

@@ -18,18 +18,11 @@ def edition(tmp_path):
     return write
 
 
-def test_it_is_the_same_twice_and_changes_with_the_protocol(edition):
-    found = registration(edition(MINIATURE))
-    assert registration(edition(MINIATURE)) == found
-    assert registration(edition(MINIATURE.replace("level: 0.2", "level: 0.21"))) != found
-
-
-def test_another_secret_is_another_task(edition):
-    worlds = [
-        edition(text).worlds["small"]
-        for text in (MINIATURE, MINIATURE.replace("run: [", "run: [data.puzzle.secret=1, "))
-    ]
-    assert task_sha256(worlds[0]) != task_sha256(worlds[1])
+def test_it_is_the_same_twice_and_changes_with_the_protocol_and_with_the_task(edition):
+    found, again = registration(edition(MINIATURE)), registration(edition(MINIATURE))
+    assert again == found != registration(edition(MINIATURE.replace("level: 0.2", "level: 0.21")))
+    texts = (MINIATURE, MINIATURE.replace("run: [", "run: [data.puzzle.secret=1, "))
+    assert len({task_sha256(edition(text).worlds["small"]) for text in texts}) == 2
 
 
 def test_docstrings_comments_and_formatting_of_code_do_not_count(tmp_path, monkeypatch):

@@ -70,15 +70,9 @@ def log_probs_are_deleted_and_weights_stay(lab):
 
 
 def test_rows_are_added_once_and_read_back(tmp_path):
-    run = {
-        **dict.fromkeys(RUN_COLUMNS, 0.5),
-        "world": "w",
-        "method": "m",
-        "variant": "",
-        "seed": 1,
-        "registration": "r",
-    }
-    curve = {**dict.fromkeys(CURVE_COLUMNS, 0.25), "world": "w", "method": "m", "variant": "", "seed": 1}
+    key = {"world": "w", "method": "m", "variant": "", "seed": 1}
+    run = {**dict.fromkeys(RUN_COLUMNS, 0.5), **key, "registration": "r"}
+    curve = dict.fromkeys(CURVE_COLUMNS, 0.25) | key
     append(tmp_path, Rows(runs=[run], curves=[curve, {**curve, "step": 2}]))
     append(tmp_path, Rows(runs=[{**run, "seed": 2}], curves=[{**curve, "seed": 2}]))
     # As after a kill between the tables: the curve is there, the run is not.
@@ -86,8 +80,5 @@ def test_rows_are_added_once_and_read_back(tmp_path):
     append(tmp_path, Rows(runs=[{**run, "registration": "other"}], curves=[]))
     assert read_runs(tmp_path, "r").seed.tolist() == [1, 2, 3]
     assert read_runs(tmp_path, "other").seed.tolist() == [1]
-    assert pd.read_csv(tmp_path / "curves.csv.gz")[["seed", "step"]].to_numpy().tolist() == [
-        [1, 0.25],
-        [1, 2],
-        [2, 0.25],
-    ]
+    found = pd.read_csv(tmp_path / "curves.csv.gz")[["seed", "step"]].to_numpy().tolist()
+    assert found == [[1, 0.25], [1, 2], [2, 0.25]]

@@ -1,13 +1,14 @@
-"""Clip-Cov and KL-Cov: which tokens are marked, and what becomes of them."""
+"""Clip-Cov and KL-Cov: which tokens are marked, over all ranks, and what becomes of them."""
 
 from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from apo_lab.losses import ClipCov, KLCov
-from apo_lab.losses.covariance import covariance
-from apo_lab.losses.minibatch_tokens import MinibatchTokens
+from apo_lab.losses.covariance import MinibatchTokens
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import GRPO
 from apo_lightning.types import LossInputs
@@ -26,10 +27,6 @@ INPUTS = LossInputs(
 )
 
 
-def test_covariance():
-    torch.testing.assert_close(covariance(TOKENS), torch.tensor([1.45, -0.45, -1.45, 2.45]))
-
-
 def test_clip_cov_takes_the_candidate_with_the_lowest_key():
     assert ClipCov().marks(TOKENS).tolist() == [0, 0, 0, 1]
     assert ClipCov(highest=2.0).marks(TOKENS).tolist() == [1, 0, 0, 0]
@@ -42,16 +39,11 @@ def test_kl_cov_takes_the_largest():
     assert KLCov(fraction=0.5).marks(TOKENS).tolist() == [1, 0, 0, 1]
 
 
-def test_a_marked_token_of_clip_cov_has_no_objective():
-    loss = ClipCov(clip_eps=0.2)(replace(INPUTS, columns={"marks": torch.tensor([0.0, 0, 0, 1])}))
-    plain = GRPO()(INPUTS)
-    assert loss.per_token.tolist() == [*plain.per_token.tolist()[:3], 0.0]
-
-
-def test_without_a_candidate_clip_cov_is_grpo():
-    assert torch.equal(
-        ClipCov(clip_eps=0.2)(replace(INPUTS, columns={"marks": torch.zeros(4)})).per_token, GRPO()(INPUTS).per_token
-    )
+@pytest.mark.parametrize("marked", [0.0, 1.0])
+def test_a_marked_token_of_clip_cov_has_no_objective_and_others_have_grpos(marked):
+    loss = ClipCov(clip_eps=0.2)(replace(INPUTS, columns={"marks": torch.tensor([0.0, 0, 0, marked])}))
+    *others, last = GRPO()(INPUTS).per_token.tolist()
+    assert loss.per_token.tolist() == [*others, last * (1 - marked)]
 
 
 def test_kl_cov_adds_the_absolute_log_ratio():
@@ -75,3 +67,27 @@ def test_refusals():
     with pytest.raises(ConfigError, match="set prompts_per_minibatch to a half or less"):
         KLCov().check(aggregation="token_mean", minibatches_per_step=1, advantage=None)
     KLCov().check(aggregation="token_mean", minibatches_per_step=2, advantage=None)
+
+
+@given(st.lists(st.tuples(st.sampled_from([-1.0, 0.0, 0.5, 1.0]), st.floats(-9, 0, width=32)), min_size=2, max_size=12))
+def test_the_choice_does_not_depend_on_the_ranks(tokens):
+    advantages, logprobs = (torch.tensor(column) for column in zip(*tokens, strict=True))
+    keys = torch.arange(len(tokens)).flip(0)
+
+    def part(here):
+        return MinibatchTokens(
+            advantages=advantages[here], is_correct=advantages[here] > 0, logprobs=logprobs[here], keys=keys[here]
+        )
+
+    values, among = torch.round(logprobs), advantages != 0
+    whole = part(slice(None)).smallest(values, 3, among)
+    halves = [slice(0, len(tokens) // 2), slice(len(tokens) // 2, None)]
+    sent = []
+    for here in halves:  # what each rank would send
+        replace(part(here), from_all_ranks=lambda mine: sent.append(mine) or [mine]).smallest(
+            values[here], 3, among[here]
+        )
+    both = [
+        replace(part(here), from_all_ranks=lambda mine: sent).smallest(values[here], 3, among[here]) for here in halves
+    ]
+    assert torch.equal(torch.cat(both), whole)

@@ -1,5 +1,6 @@
-"""What figures draw, read back from the figures themselves."""
+"""What figures draw, read back from the figures themselves; every method looks like itself, in colour and in grey."""
 
+import itertools
 import math
 import re
 from dataclasses import replace
@@ -7,8 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from apo_lab.reporting.figures.canvas import NamedFigure, encode, inline_svg, save
+from apo_lab.reporting.figures.canvas import NamedFigure, inline_svg, save
 from apo_lab.reporting.figures.evaluations import (
     pareto_figure,
     pareto_points,
@@ -17,6 +20,7 @@ from apo_lab.reporting.figures.evaluations import (
     sensitivity_points,
 )
 from apo_lab.reporting.figures.report import curve_panels, curves_figure, method_curves, report_figures
+from apo_lab.reporting.names import METHODS
 from apo_lab.reporting.published import as_measurements, published
 from apo_lab.reporting.records import bare
 from apo_lab.reporting.runs import runs_by_method
@@ -61,23 +65,17 @@ def test_a_figure_has_the_same_bytes_twice_in_every_format(tmp_path):
     assert b"<dc:date>" not in first[1].read_bytes()
 
 
-def test_an_svg_keeps_its_words_and_numbers_as_text():
+def test_an_inline_svg_keeps_its_words_as_text_and_its_ids_carry_its_name_and_find_their_targets():
     items = measured()
-    svg = encode(pareto_figure(items, all_styles(items)), "svg").decode()
+    svg = inline_svg(NamedFigure("pareto", "", "", pareto_figure(items, all_styles(items))))
     assert ">GRPO</text>" in svg
     assert re.search(r"\d\.\d{3}", svg) is None, "coordinates have two decimals"
     assert "'DejaVu Sans', Verdana, sans-serif" in svg
-
-
-def test_ids_of_an_inline_svg_carry_its_name_and_every_reference_finds_its_target():
-    items = measured()
-    svg = inline_svg(NamedFigure("pareto", "", "", pareto_figure(items, all_styles(items))))
     ids = re.findall(r'\bid="([^"]*)"', svg)
     assert svg.startswith("<svg")
     assert all(identifier.startswith("pareto-") for identifier in ids)
-    assert set(re.findall(r'href="#([^"]*)"|url\(#([^)]*)\)', svg)) != set()
     references = {one or other for one, other in re.findall(r'href="#([^"]*)"|url\(#([^)]*)\)', svg)}
-    assert references <= set(ids)
+    assert set() < references <= set(ids)
 
 
 def test_seeds_are_averaged_where_all_of_them_have_a_step():
@@ -105,6 +103,9 @@ def test_runs_of_a_sweep_are_left_to_the_sensitivity_figure():
         return {method: len(group) for method, group in found["Qwen2.5-Math-7B"].items()}
 
     assert methods(run("0.1"), run("0.02")) == {"APO": 1, "GRPO": 1}
+    # The same weights count once.
+    copies = [replace(run("0.1"), summary={"weights_sha256": w * 64}, folder=run("0.1").folder / w) for w in "aab"]
+    assert methods(*copies) == {"APO": 2, "GRPO": 1}
     # Without a run at the defaults they are shown, under the names of their evaluations.
     names = [make_measurement("apo", settings={KEY: value}, **SMALL).name for value in ("0.02", "0.05")]
     assert methods(run("0.02"), run("0.05")) == {names[0]: 1, names[1]: 1, "GRPO": 1}
@@ -206,15 +207,6 @@ def test_a_panel_of_a_diagnostic_has_a_line_at_what_it_is_compared_with():
     assert [line.get_ydata() for line in dotted] == [[0.0, 0.0]]
 
 
-def test_runs_of_the_same_weights_count_once():
-    runs = [
-        replace(make_run("apo", folder=name), summary={"weights_sha256": w * 64})
-        for name, w in zip("xyz", "aab", strict=True)
-    ]
-    (methods,) = runs_by_method(runs).values()
-    assert {name: len(runs) for name, runs in methods.items()} == {"APO": 2}
-
-
 def test_a_report_has_each_figure_once_and_none_without_data():
     items = [*measured((None, "grpo")), *sweep()]
     figures = report_figures([make_run("apo"), make_run("grpo")], items, DEFAULTS)
@@ -222,3 +214,42 @@ def test_a_report_has_each_figure_once_and_none_without_data():
     assert names == ["pareto", "pass_at_k", "sensitivity", "entropy", "training"]
     assert report_figures([], []) == report_figures([make_run("apo", keys=())], []) == []
     assert [figure.name for figure in report_figures([watched("apo", 0.1)], [])] == ["monitors"]
+
+
+PAPERS = ["Base", "GRPO", "NSR", "GRPO-KL", "GRPO-KL (error-only)", "APO"]
+names = st.lists(st.text(alphabet="abcxyz_0", min_size=1, max_size=6), max_size=20)
+
+
+def lightness(color):
+    """CIE L* of `#rrggbb` in sRGB under D65, from its definition."""
+    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return 116 * luminance ** (1 / 3) - 16
+
+
+def test_every_algorithm_of_the_project_has_a_style_and_no_two_share_marker_and_dash():
+    assert set(KNOWN) == set(METHODS.values())
+    looks = [(style.marker, style.dash) for style in KNOWN.values()]
+    assert len(set(looks)) == len(looks)
+
+
+def test_the_papers_methods_have_six_colors_and_markers_and_stay_apart_in_a_grey_print():
+    styles = [KNOWN[name] for name in PAPERS]
+    # Points of a scatter plot have no dash: there the marker alone must do.
+    assert len({style.marker for style in styles}) == len({style.color for style in styles}) == len(PAPERS)
+    ordered = sorted(lightness(style.color) for style in styles)
+    assert min(high - low for low, high in itertools.pairwise(ordered)) >= 5
+    # The two that a reader compares are the darkest, and dark enough for lines on white.
+    darkest = sorted(PAPERS, key=lambda name: lightness(KNOWN[name].color))[:2]
+    assert darkest == ["APO", "GRPO"]
+
+
+@given(names)
+def test_unknown_methods_get_looks_of_their_own_whatever_the_order(methods):
+    styles = styles_of([*methods, "APO", "GRPO"])
+    assert styles == styles_of(["GRPO", *reversed(methods), "APO", "APO"])
+    looks = [(style.marker, style.dash) for style in styles.values()]
+    assert len(set(looks)) == len(looks)
+    assert styles["APO"].color == KNOWN["APO"].color
+    assert max(styles.values(), key=lambda style: style.rank).label == "APO"

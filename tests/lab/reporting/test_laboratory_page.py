@@ -124,12 +124,8 @@ def test_the_last_step_of_a_policy_has_its_interval_and_an_average_has_none(edit
     assert rows["APO, averaged − APO"] == "–"
 
 
-def test_the_chosen_configuration_is_marked_among_all(edition):
-    rows = texts(made(edition)["lab_tuning"])
-    assert [row["Choice"] for row in rows] == ["chosen", "", "chosen", ""]
-
-
-def test_predictions_are_held_or_failed_by_the_verdict(edition):
+def test_the_chosen_configuration_is_marked_and_predictions_are_held_or_failed_by_the_verdict(edition):
+    assert [row["Choice"] for row in texts(made(edition)["lab_tuning"])] == ["chosen", "", "chosen", ""]
     rows = texts(made(edition)["lab_predictions"])
     assert [(row["Outcome"], row["Rests on"]) for row in rows] == [
         ("held", "lab_main_verdicts: best: APO − GRPO"),

@@ -1,16 +1,19 @@
-"""What is read from run folders, and which settings a sweep is found to have varied."""
+"""What is read from run folders, which settings a sweep varied, and snapshots along a run."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from apo_lab.commands.report import training_defaults
-from apo_lab.reporting.evaluations import measurements, read_evaluations
-from apo_lab.reporting.records import Evaluations, Measurement, RunCard
+from apo_lab.reporting.evaluations import measurements, read_evaluations, with_snapshots
+from apo_lab.reporting.figures.report import report_figures
+from apo_lab.reporting.records import Evaluated, Evaluations, Measurement, RunCard
 from apo_lab.reporting.runs import axes, read_runs, settings
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.loading import write_record
 from report_cases import result, write_run
+from report_records import make_result, make_run
 
 DEFAULTS = {"apo": {"algo.loss.pull_coef": "0.1"}}
 
@@ -65,18 +68,9 @@ def test_methods_and_seeds_are_no_axes_but_settings_are() -> None:
 
 
 def test_an_experiment_stands_for_the_config_keys_in_which_runs_differ() -> None:
-    typed = {"experiment": "paper/sensitivity_pull_0.02"}
-    other = RunCard(
-        folder=Path("y"), algo="apo", model="tiny", overrides=typed, config={"algo.loss.pull_coef": "0.02", "seed": "9"}
-    )
-    plain = RunCard(
-        folder=Path("z"),
-        algo="apo",
-        model="tiny",
-        overrides={"experiment": "paper/apo"},
-        config={"algo.loss.pull_coef": "0.1", "seed": "1"},
-    )
-    assert axes([other, plain]) == ("algo.loss.pull_coef",)
+    experiments = {"paper/sensitivity_pull_0.02": run("0.02", seed="9"), "paper/apo": run("0.1")}
+    runs = [replace(one, overrides={"experiment": name}) for name, one in experiments.items()]
+    assert axes(runs) == ("algo.loss.pull_coef",)
 
 
 def test_the_defaults_are_those_that_training_composes() -> None:
@@ -125,3 +119,55 @@ def test_a_summary_of_another_shape_is_refused(tmp_path: Path) -> None:
     (write_run(tmp_path / "run") / "summary.json").write_text('{"held_out": {"arithmetic": {}}}')
     with pytest.raises(ConfigError, match=r"held_out\.arithmetic lacks"):
         measurements(read_runs([tmp_path]), Evaluations())
+
+
+SMALL = {"num_problems": 8, "num_samples": 4}
+
+
+def snapshot(run, step, shift=0.0):
+    """The run's evaluation at a step; all runs begin as one model."""
+    result = make_result(None if step == 0 else run.algo, **SMALL)
+    model = replace(
+        result.model,
+        run=str(run.folder),
+        step=step,
+        weights_sha256=f"{1000 * int(run.seed) + step if step else 0:064x}",
+        seed=None,
+    )
+    entropy = result.metrics["entropy"]
+    metrics = {**result.metrics, "entropy": replace(entropy, value=entropy.value + shift)}
+    by_problem = {"entropy": (entropy.value + shift,) * 8}
+    path = run.folder / "evaluation" / f"step_{step:06d}" / "aime2024" / "results.json"
+    return Evaluated(path=path, result=replace(result, model=model, metrics=metrics, by_problem=by_problem), run=run)
+
+
+@pytest.fixture
+def runs():
+    return [replace(run, config={**run.config, "trainer.max_steps": "20"}) for run in map(_run, (1, 2))]
+
+
+def _run(seed):
+    return make_run("apo", seed=seed, num_steps=20, folder=f"/outputs/apo_{seed}")
+
+
+def evaluations(runs, steps=(0, 10, 20), shifts=(0.0, 0.2)):
+    found = [snapshot(run, step, shift=shift) for run, shift in zip(runs, shifts, strict=True) for step in steps]
+    return Evaluations(results=tuple(found))
+
+
+def test_snapshots_are_metrics_of_their_run_at_their_step(runs):
+    first, _ = with_snapshots(runs, evaluations(runs))
+    found = first.metrics["snapshot/aime2024/entropy"].dropna()
+    # The factory's entropy is 0.5 before training and 0.3 after it.
+    assert found.to_dict() == {0: 0.5, 10: pytest.approx(0.3), 20: pytest.approx(0.3)}
+    assert measurements(runs, evaluations(runs)) == (), "a snapshot stands in no table"
+    assert "snapshot/aime2024/pass@2" not in first.metrics
+    assert first.metrics["train/entropy"].equals(runs[0].metrics["train/entropy"].reindex(range(21)))
+
+
+def test_the_figure_has_a_panel_a_metric(runs):
+    [figure] = [f for f in report_figures(with_snapshots(runs, evaluations(runs)), []) if f.name == "collapse"]
+    assert figure.title == "Snapshots along training, Qwen2.5-Math-7B"
+    assert "APO 2" in figure.caption
+    titles = [axes.get_title(loc="left") for axes in figure.figure.axes][:3]
+    assert titles == ["Pass@1, aime2024", "Pass@4, aime2024", "Token entropy [nats], aime2024"]

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -37,18 +38,8 @@ def test_the_metrics_of_a_hand_made_list():
     two_thirds = -(2 / 3 * math.log(2 / 3) + 1 / 3 * math.log(1 / 3))
     assert metrics["valid_entropy"] == pytest.approx(two_thirds / 2)
     assert metrics["alive"] == 1.0
-
-
-def test_a_branch_below_one_in_ten_thousand_is_dead():
-    base = scores()
-    dying = AnswerScores(
-        problem=base.problem,
-        strategy=base.strategy,
-        is_valid=base.is_valid,
-        logprobs=torch.tensor([0.5, 0.99e-4, 0.125, 1.01e-4], dtype=torch.float64).log(),
-        num_problems=2,
-        num_strategies=2,
-    )
+    # Below one in ten thousand a branch is dead.
+    dying = replace(scores(), logprobs=torch.tensor([0.5, 0.99e-4, 0.125, 1.01e-4], dtype=torch.float64).log())
     assert exact_metrics(dying, ks=(1,))["alive"] == pytest.approx(2 / 3)
 
 
@@ -58,11 +49,8 @@ def test_pass_at_k_is_one_minus_all_failing(success, k):
     assert found == pytest.approx(1 - (1 - success) ** k, abs=1e-12)
 
 
-def test_pass_at_k_does_not_forget_tiny_probabilities():
+def test_pass_at_k_does_not_forget_tiny_probabilities_and_a_k_below_one_is_refused():
     assert exact_pass_at_k(torch.tensor([1e-20], dtype=torch.float64), 100).item() == pytest.approx(1e-18, rel=1e-12)
-
-
-def test_k_below_one_is_refused():
     with pytest.raises(ConfigError, match="pass@0"):
         exact_pass_at_k(torch.tensor([0.5]), 0)
 

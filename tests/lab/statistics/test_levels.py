@@ -1,42 +1,12 @@
 import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy.stats import t
 
 from apo_lab.statistics.exact import exact_pass_at_k
 from apo_lab.statistics.levels import at_levels, difference_band
 from benchmarks.accuracy.cliffs import Cliff, SimulatedWorld, simulated_run
-
-UNIT = st.floats(0, 1)
-PATHS = st.lists(st.tuples(UNIT, UNIT), min_size=1, max_size=8)
-
-
-def path_of(points):
-    ones, values = zip(*points, strict=True)
-    return np.array(ones), np.array(values)
-
-
-@given(PATHS, UNIT)
-def test_the_envelope_is_the_best_of_first_passage_and_of_all_points_that_are_good_enough(points, level):
-    ones, values = path_of(points)
-    first, best = (at_levels(ones, values, np.array([level]), envelope=each).item() for each in (False, True))
-    if ones.max() < level:
-        assert math.isnan(first)
-        assert math.isnan(best)
-    else:
-        assert best == max(first, *(y for x, y in points if x >= level))
-
-
-@given(PATHS)
-def test_the_envelope_falls_with_the_level_at_the_evaluation_points(points):
-    ones, values = path_of(points)
-    levels = np.unique(ones)
-    found = at_levels(ones, np.minimum.accumulate(values), levels, envelope=True)
-    assert all(high <= low + 1e-12 for low, high in pairwise(found))
 
 
 def test_at_a_single_level_the_band_is_the_interval_of_two_means():

@@ -1,3 +1,5 @@
+"""pass@k along a run: at first passage, its area, at its end, and each without a block of problems."""
+
 import math
 
 import pytest
@@ -5,6 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from apo_lab.statistics.exact import exact_pass_at_k
+from apo_lab.statistics.passage import passage_leave_one_block_out
 from apo_lab.statistics.paths import area, first_passage, last_leave_one_block_out, leave_one_block_out
 from apo_lightning.errors import ConfigError
 
@@ -36,34 +40,11 @@ def area_by_loop(ones, many, level, num_levels=64):
     return sum(passage_by_loop(ones, many, ones[0] + (j + 0.5) * width) for j in range(num_levels)) / num_levels
 
 
-def test_a_value_at_first_passage_is_on_the_line_between_two_points():
-    # 0.2 is half-way from 0.1 to 0.3: (0.9 + 0.5)/2. The fall to 0.15 and the second passage do not matter.
-    ones, many = doubles([0.1, 0.3, 0.15, 0.35]), doubles([0.9, 0.5, 0.1, 0.2])
-    # 0.325 is reached on the way from 0.15 to 0.35, at 7/8 of it: 0.1 + 0.1·7/8.
-    found = first_passage(ones, many, doubles([0.2, 0.325]))
-    assert found.tolist() == pytest.approx([0.7, 0.1875])
-
-
-def test_a_level_at_or_below_the_first_point_has_its_value_and_one_never_reached_has_0():
-    ones, many = doubles([0.1, 0.3]), doubles([0.9, 0.5])
-    assert first_passage(ones, many, doubles([0.05, 0.1, 0.3, 0.31])).tolist() == pytest.approx([0.9, 0.9, 0.5, 0])
-
-
 @given(POINTS, st.lists(UNIT, min_size=1, max_size=5))
 def test_first_passage_is_that_of_the_definition(points, levels):
     ones, many = path_of(points)
     expected = [passage_by_loop(ones.tolist(), many.tolist(), level) for level in levels]
     assert first_passage(ones, many, doubles(levels)).tolist() == pytest.approx(expected, abs=1e-9)
-
-
-def test_the_area_of_a_straight_line_is_its_middle():
-    assert area(doubles([0.1, 0.4]), doubles([1.0, 0.6]), 0.4).item() == pytest.approx(0.8)
-    # To half of the levels: the line's middle over these, 0 over the others.
-    assert area(doubles([0.1, 0.4]), doubles([1.0, 0.6]), 0.7).item() == pytest.approx(0.4)
-
-
-def test_a_run_that_never_leaves_its_base_has_area_0():
-    assert area(doubles([0.2, 0.1, 0.2]), doubles([0.9, 0.9, 0.9]), 0.4).item() == 0
 
 
 @given(POINTS, st.floats(0.01, 1))
@@ -113,13 +94,32 @@ def test_leaving_a_block_out_is_measuring_the_other_problems(k, level):
     assert last.without.tolist() == pytest.approx([value for _, value in expected], abs=1e-12)
 
 
-def test_problems_that_are_all_alike_make_no_block_matter():
-    success = random_run(num_problems=1).expand(-1, 32)
-    found = leave_one_block_out(success, 64, 0.5)
-    assert found.without.shape == (16,)
-    assert found.without.tolist() == pytest.approx([found.value] * 16)
+def passage_of(success, k, level):
+    ones, many = success.mean(1), exact_pass_at_k(success, k).mean(1)
+    return first_passage(ones, many, torch.tensor([min(level, ones.max().item())], dtype=torch.float64)).item()
 
 
-def test_fewer_problems_than_blocks_are_refused():
-    with pytest.raises(ConfigError, match="11 problems in 16 blocks"):
-        leave_one_block_out(random_run(), 64, 0.5)
+@given(st.integers(0, 10_000), st.integers(2, 5), st.sampled_from([1, 8, 64]))
+def test_every_value_is_the_first_passage_of_the_problems_that_are_left(seed, num_blocks, k):
+    success = torch.rand(6, 11, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    level = success.mean(1).max().item() - 0.01
+    found = passage_leave_one_block_out(success, k, level, num_blocks)
+    assert found.value == pytest.approx(passage_of(success, k, level))
+    expected = [passage_of(without(success, b, num_blocks), k, level) for b in range(num_blocks)]
+    assert found.without.tolist() == pytest.approx(expected)
+
+
+def test_a_run_that_reaches_the_level_with_all_problems_only_has_a_value_without_each_block_and_others_have_none():
+    success = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
+    found = [passage_leave_one_block_out(success, 64, level, num_blocks=2) for level in (0.36, 0.34)]
+    assert [each is None for each in found] == [True, False]
+    # 0.4 on average; without the second problem it reaches 0.2 alone: its value there is at its highest pass@1.
+    found = passage_leave_one_block_out(torch.tensor([[0.1, 0.1], [0.2, 0.6]]), 1, 0.4, num_blocks=2)
+    assert (found.value, *found.without.tolist()) == pytest.approx((0.4, 0.4, 0.2))
+
+
+@pytest.mark.parametrize("num_blocks", [1, 4])
+@pytest.mark.parametrize("endpoint", [leave_one_block_out, passage_leave_one_block_out])
+def test_too_few_problems_for_the_blocks_are_refused(endpoint, num_blocks):
+    with pytest.raises(ConfigError, match=f"3 problems in {num_blocks} blocks"):
+        endpoint(torch.full((2, 3), 0.5), 64, 0.6, num_blocks)

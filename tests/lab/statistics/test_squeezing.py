@@ -48,14 +48,6 @@ def test_the_index_of_a_step_on_a_bandit(probs, sampled, index, tail):
         assert shares["tail_loses"] == 1
 
 
-def test_the_step_of_the_specification_gives_the_leader_more_than_was_lost():
-    before, after = push((0.90, 0.05, 0.04, 0.01), 1, rate=0.5)
-    assert after.tolist() == pytest.approx([0.945, 0.021, 0.027, 0.0067], abs=5e-4)
-    shares = shares_of(before, after, 1, [0, 1, 2])
-    assert shares["share_leader"] == pytest.approx(1.55, abs=0.01)
-    assert shares["share_anchors"] < 0
-
-
 probabilities = st.lists(st.floats(0.01, 1.0), min_size=5, max_size=5).map(lambda v: [x / sum(v) for x in v])
 
 

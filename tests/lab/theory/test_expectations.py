@@ -14,12 +14,8 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, GRPO, GRPOKL
 from apo_lightning.types import AdvantageInputs
 
-ESTIMATORS = [
-    GroupNormalized(),
-    GroupNormalized(normalize_std=False),
-    SignedReward(),
-    SignedReward(positive_weight=0.1),
-]
+GROUPED = (GroupNormalized(), GroupNormalized(normalize_std=False))
+ESTIMATORS = [*GROUPED, SignedReward(), SignedReward(positive_weight=0.1)]
 
 
 def enumerated(tree, probs, loss, advantage, group_size):
@@ -70,18 +66,15 @@ def test_the_limit_of_large_groups_is_what_large_groups_tend_to(advantage):
     torch.testing.assert_close(large, expected_force(problem, logits, GRPO(), advantage), atol=3e-3, rtol=0)
 
 
-def test_an_estimator_without_a_written_limit_is_refused():
-    with pytest.raises(ConfigError, match="PassAtK"):
-        expected_force(bandit(dist(0.5, 0.5), dist(1, 0)), torch.zeros(1, 2).double(), GRPO(), PassAtK(k=2))
-
-
 @pytest.mark.parametrize("quality", [0.0, 1.0])
 def test_where_all_are_right_or_all_wrong_a_group_has_no_force(quality):
     problem = bandit(dist(0.6, 0.4), torch.full((2,), quality, dtype=torch.float64))
     assert not expected_force(problem, torch.zeros(1, 2).double(), APO(anchor_size=2), GroupNormalized()).any()
 
 
-def test_more_anchors_than_tokens_are_refused():
+def test_an_estimator_without_a_written_limit_and_more_anchors_than_tokens_are_refused():
+    with pytest.raises(ConfigError, match="PassAtK"):
+        expected_force(bandit(dist(0.5, 0.5), dist(1, 0)), torch.zeros(1, 2).double(), GRPO(), PassAtK(k=2))
     with pytest.raises(ConfigError, match="anchor_size is 8 over 3"):
         token_forces(APO(), dist(0.5, 0.3, 0.2).log(), dist(0.5, 0.3, 0.2), 0)
 

@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from apo_lab.reporting.figures.canvas import draw_band, filled_and_hollow, method_legend, panels, per_cent, styled
-from apo_lab.reporting.names import BASE, BENCHMARKS, METHODS, axis_name, benchmark_name, in_order
+from apo_lab.reporting.names import BASE, BENCHMARKS, METHODS, axis_name, in_order
 from apo_lab.reporting.records import Measurement
 from apo_lab.reporting.runs import value_place
 from apo_lab.reporting.style import COLLAPSE, KNOWN, Style
@@ -81,7 +81,7 @@ def pareto_figure(
     Source: APO paper, figure "Efficiency-Diversity Pareto Frontier".
     """
     measured = {item.benchmark for item in evaluated(measurements)}
-    where = "mean over benchmarks" if len(measured) > 1 else benchmark_name(*measured)
+    where = "mean over benchmarks" if len(measured) > 1 else BENCHMARKS[next(iter(measured))]
     ks = set(budgets(evaluated(measurements)).values())
     k = max(ks) if len(ks) == 1 else "K"
     models = {item.block: item.model for item in measurements}
@@ -130,7 +130,7 @@ def pass_at_k_figure(measurements: Sequence[Measurement], styles: Mapping[str, S
             count = len(item.pass_at_k)
             powers = [2**power - 1 for power in range(count.bit_length())]
             draw_band(axes, range(1, count + 1), per_cent(item.pass_at_k), styles[item.name], markevery=powers)
-        axes.set_title(benchmark_name(benchmark) + (f"\n{block}" if len(blocks) > 1 else ""))
+        axes.set_title(BENCHMARKS[benchmark] + (f"\n{block}" if len(blocks) > 1 else ""))
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_locator(LogLocator(base=2, numticks=6))
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))

@@ -53,9 +53,7 @@ THRESHOLD = "callbacks.collapse_alarm.threshold"
 
 
 def report_figures(
-    runs: Sequence[RunCard],
-    measurements: Sequence[Measurement],
-    defaults: Defaults | None = None,
+    runs: Sequence[RunCard], measurements: Sequence[Measurement], defaults: Defaults | None = None
 ) -> list[NamedFigure]:
     """Every figure that there is data for, from `evaluations.with_snapshots` and `measurements` with the same defaults.
 
@@ -65,11 +63,7 @@ def report_figures(
     by_model = runs_by_method(runs, defaults)
     names = {item.name for item in (*measurements, *paper)}
     styles = styles_of(names.union(*by_model.values()))
-    return [
-        *_evaluated(measurements, paper, styles),
-        *_swept(measurements, defaults or {}),
-        *_logged(by_model, styles),
-    ]
+    return [*_evaluated(measurements, paper, styles), *_swept(measurements, defaults or {}), *_logged(by_model, styles)]
 
 
 class MethodCurve(NamedTuple):

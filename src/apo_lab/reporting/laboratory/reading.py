@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from apo_lab.editions.protocol import AVERAGED, BLOCKS, Protocol, Stage
-from apo_lab.reporting.names import BASE, method_name
+from apo_lab.reporting.names import BASE, METHODS
 from apo_lab.statistics.verdicts import ArmScores, pseudo_values
 from apo_lightning.errors import ConfigError
 
@@ -197,7 +197,7 @@ def arm_name(name: str) -> str:
     if name == "base":
         return BASE
     averaged = ", averaged" if name.endswith(AVERAGED) else ""
-    return method_name(name.removesuffix(AVERAGED)) + averaged
+    return METHODS[name.removesuffix(AVERAGED)] + averaged
 
 
 def _read(path: Path, columns: Sequence[str]) -> Frame:

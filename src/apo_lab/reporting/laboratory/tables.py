@@ -11,7 +11,7 @@ from apo_lab.editions.protocol import AVERAGED, Stage
 from apo_lab.editions.tuning import chosen, configurations
 from apo_lab.reporting.laboratory.comparisons import Answered, Comparison, prediction_outcome
 from apo_lab.reporting.laboratory.reading import KS, MAIN, ArmRuns, Edition, Frame
-from apo_lab.reporting.names import BASE, method_name
+from apo_lab.reporting.names import BASE, METHODS
 from apo_lab.reporting.records import Cell, Column, Table, TableRow, bare, left, right, row_of
 from apo_lab.reporting.tables.cells import EMPTY, number_cell, p_cell, points_cell, share_cell, with_best_bold
 from apo_lab.statistics.verdicts import mean_interval
@@ -154,7 +154,7 @@ def tuning_table(edition: Edition) -> Table:
             seeds = f"{len(each.areas)} of {each.num_seeds}"
             area = share_cell(bare(math.fsum(each.areas) / len(each.areas)))
             name = Cell(each.arm.variant, bold=is_chosen)
-            section = f"{each.family}, {method_name(each.arm.method)}"
+            section = f"{each.family}, {METHODS[each.arm.method]}"
             rows.append(row_of(name, seeds, area, "chosen" if is_chosen else "", section=section))
     return Table(
         name="lab_tuning",

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from apo_lab.reporting.identity import blocks_in_order
-from apo_lab.reporting.names import AXES, BASE, BENCHMARKS, METHODS, algo_of, axis_name, benchmark_name, in_order, slug
+from apo_lab.reporting.names import AXES, BASE, BENCHMARKS, METHODS, algo_of, axis_name, in_order, slug
 from apo_lab.reporting.records import Cell, Column, Measurement, Table, TableRow, left, right, row_of
 from apo_lab.reporting.runs import Defaults, plain, value_place
 from apo_lab.reporting.tables.cells import SEEDS, points_cell, seeds_cell, share_cell, with_best_bold
@@ -39,7 +39,7 @@ class Accuracies:
         """All columns of the table, the first with a title of its own."""
         found = [*left(first), SEEDS]
         for name in self.benchmarks:
-            found += right(*(f"Pass@{k}" for k in self._ks(name)), group=benchmark_name(name))
+            found += right(*(f"Pass@{k}" for k in self._ks(name)), group=BENCHMARKS[name])
         return (*found, *(right("Pass@1", "Pass@K", group="Average") if self.has_averages else ()))
 
     def cells(self, item: Series, averaged: Iterable[str]) -> tuple[Cell, ...]:
@@ -104,7 +104,7 @@ def held_out_table(measurements: Sequence[Measurement]) -> Table:
             shares = [share_cell(side.metrics.get(metric) if side else None) for metric in metrics for side in sides]
             k = [Cell(f"{budget[name]}", float(budget[name]))] if has_many else []
             gain = points_cell(item.by_benchmark[name].metrics["gain"])
-            cells = (item.head.name, seeds_cell(item, [name]), benchmark_name(name), *k, *shares, gain)
+            cells = (item.head.name, seeds_cell(item, [name]), BENCHMARKS[name], *k, *shares, gain)
             rows.append(row_of(*cells, section=item.head.block))
     return Table(
         name="held_out",

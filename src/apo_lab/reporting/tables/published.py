@@ -5,33 +5,15 @@ from collections.abc import Collection, Iterator, Sequence
 from apo_lab.reporting.names import (
     BENCHMARKS,
     HYPERPARAMETERS,
+    METHODS,
     MODELS,
-    benchmark_name,
     in_order,
-    method_name,
-    model_name,
 )
 from apo_lab.reporting.published import AVERAGE, FAULTS, NUM_SAMPLES, PublishedCell, published, published_cell
 from apo_lab.reporting.records import Cell, Covered, Measurement, RunCard, Table, TableRow, left, right, row_of
 from apo_lab.reporting.runs import plain, value_place
-from apo_lab.reporting.tables.cells import (
-    EMPTY,
-    PER_CENT,
-    SEEDS,
-    number_cell,
-    seeds_cell,
-    share_cell,
-    with_best_bold,
-)
-from apo_lab.reporting.tables.series import (
-    INTERVALS,
-    Series,
-    average,
-    data_notes,
-    evaluated,
-    series,
-    without_variants,
-)
+from apo_lab.reporting.tables.cells import EMPTY, PER_CENT, SEEDS, number_cell, seeds_cell, share_cell, with_best_bold
+from apo_lab.reporting.tables.series import INTERVALS, Series, average, data_notes, evaluated, series, without_variants
 from apo_lightning.evaluation.records import Estimate
 
 METRICS = {
@@ -87,7 +69,7 @@ def health_table(measurements: Sequence[Measurement]) -> Table:
                 if measured := item.by_benchmark.get(name):
                     pass_at_k = share_cell(measured.metrics.get(f"pass@{measured.num_samples}"))
                     numbers = [number_cell(measured.metrics.get(metric)) for metric in METRICS]
-                    section = f"{block}, {benchmark_name(name)} (K = {measured.num_samples})"
+                    section = f"{block}, {BENCHMARKS[name]} (K = {measured.num_samples})"
                     rows.append(row_of(item.head.name, seeds_cell(item, [name]), pass_at_k, *numbers, section=section))
     theirs = _published_health({item.head.model for item in items})
     marked = (f"†: the published number {_faults(published('distribution'))}.",) if theirs else ()
@@ -126,7 +108,7 @@ def coverage_table(covered: Sequence[Covered]) -> Table:
         recall = {cell.metric: cell for cell in published("coverage")}
         first, numbers = recall["recall@1"], [_cell_of(recall.get(f"recall@{k}")) for k in sizes]
         section = f"Published ({first.benchmark}, 1,000 problems)"
-        rows.append(row_of(model_name(first.model), method_name(first.method), EMPTY, *numbers, section=section))
+        rows.append(row_of(MODELS[first.model], METHODS[first.method], EMPTY, *numbers, section=section))
     return Table(
         name="coverage",
         title="Oracle coverage",
@@ -175,7 +157,7 @@ def _comparison(item: Series, benchmark: str, metric: str, ours: Estimate, their
     return row_of(
         item.head.name,
         seeds_cell(item, None if benchmark == AVERAGE else [benchmark]),
-        "Average" if benchmark == AVERAGE else benchmark_name(benchmark),
+        "Average" if benchmark == AVERAGE else BENCHMARKS[benchmark],
         metric.replace("p", "P", 1),
         share_cell(ours),
         _cell_of(theirs),
@@ -188,12 +170,12 @@ def _published_health(models: Collection[str]) -> list[TableRow]:
     """A row for each method of the paper's table, if its model is among those with these printed names."""
     cells = {(cell.method, cell.metric): cell for cell in published("distribution")}
     first = published("distribution")[0]
-    if model_name(first.model) not in models:
+    if MODELS[first.model] not in models:
         return []
-    section = f"Published ({model_name(first.model)}, {benchmark_name(first.benchmark)}, K = 32)"
+    section = f"Published ({MODELS[first.model]}, {BENCHMARKS[first.benchmark]}, K = 32)"
     return [
         row_of(
-            method_name(method),
+            METHODS[method],
             "–",
             *(_cell_of(cells.get((method, metric))) for metric in ("pass@32", *METRICS)),
             section=section,
@@ -215,7 +197,7 @@ def _setting(cell: PublishedCell, runs: Sequence[RunCard]) -> TableRow:
     values = {value for run in runs if (value := _value(run, cell.metric)) is not None}
     differs = cell.metric != "platform" and bool(values - {plain(cell.text)})
     found = ", ".join(sorted(values, key=value_place)) or "–"
-    methods = method_name(cell.method) if cell.method else "all"
+    methods = METHODS[cell.method] if cell.method else "all"
     return row_of(HYPERPARAMETERS[cell.metric], methods, cell.text, Cell(found, marked=differs))
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from apo_lab.parts.token_marks import token_keys
+from apo_lab.parts import token_keys
 from apo_lightning.step.table import StepTable
 from apo_lightning.types import Advantages
 from factories import make_rollouts

@@ -1,11 +1,10 @@
-"""Marks of tokens that depend on their whole mini-batch, for `ClipCov` and `KLCov`."""
+"""Parts of the laboratory's methods (see `apo_lightning.step.part`): marks of tokens by their whole mini-batch."""
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from apo_lab.losses.covariance import CovarianceGRPO
-from apo_lab.losses.minibatch_tokens import MinibatchTokens
+from apo_lab.losses.covariance import CovarianceGRPO, MinibatchTokens
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.rollout.collector import sample_seed
 from apo_lightning.step.part import Part, Setup

@@ -1,4 +1,4 @@
-"""DPH-RL's rehearsal: a divergence to the model before training, on what that model answered correctly itself."""
+"""Second terms of the loss, on stored completions (`algo.auxiliary`): DPH-RL's rehearsal of the base model."""
 
 import math
 from collections.abc import Sequence
@@ -50,9 +50,6 @@ class Rehearsal:
         coefficient: η ≥ 0; 0 measures without training.
         min_share_correct: in (0, 1].
         completions_per_minibatch: drawn for each optimizer step, over all ranks; without replacement.
-
-    Raises:
-        ConfigError: a value outside its range.
     """
 
     samples: str | None
