@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apo_lightning.advantages import GAE, AdvantageEstimator, GroupNormalized, Truncated, check_group_size, gae_of
-from apo_lightning.errors import ConfigError
 from apo_lightning.types import AdvantageInputs
 
 VALUES = torch.tensor([0.5, 0.4, 0.6], dtype=torch.float64)
@@ -120,17 +119,3 @@ def test_it_is_found_inside_what_wraps_it():
     gae = GAE(gae_lambda=0.9)
     assert gae_of(Truncated(gae)) is gae
     assert gae_of(Truncated(GroupNormalized())) is None
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"gamma": 0}, "gamma is 0"),
-        ({"gae_lambda": 1.5}, "gae_lambda is 1.5"),
-        ({"gae_lambda_values": -0.1}, "gae_lambda_values is -0.1"),
-        ({"whiten": "shift"}, "whiten is 'shift': choose one of shift_scale, scale, none"),
-    ],
-)
-def test_what_cannot_be_is_named(values, words):
-    with pytest.raises(ConfigError, match=words):
-        GAE(**values)

@@ -1,33 +1,15 @@
 """The YAML files of the data sets."""
 
-import inspect
 import json
 
 import pytest
-from hydra.utils import get_class, instantiate
-from omegaconf import DictConfig, OmegaConf
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 
 from apo_lightning.data import ProblemSet
 from composing import composed, names
 
 SOURCES = names("data")
-
-
-def nodes(config):
-    """The config and every node in it that makes an object."""
-    yield config
-    for value in config.values():
-        if isinstance(value, DictConfig) and "_target_" in value:
-            yield from nodes(value)
-
-
-@pytest.mark.parametrize("name", SOURCES)
-def test_the_keys_are_the_constructors_parameters(name):
-    found = list(nodes(composed(f"data={name}").data))
-    assert found
-    for node in found:
-        parameters = set(inspect.signature(get_class(node["_target_"])).parameters)
-        assert {str(key) for key in node} - {"_target_", "_convert_"} == parameters
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -42,8 +42,6 @@ def test_blank_lines_are_no_rows_but_count_as_lines(tmp_path):
     [
         (b'{"problem": "p", "answer": ', r"set\.jsonl:2 is not valid JSON"),
         (b'{"problem": "\xff", "answer": "1"}', r"set\.jsonl:2 is not valid JSON"),
-        (b'{"problem": "p"}', r"set\.jsonl:2 has no answer"),
-        (b'{"problem": "p", "answer": ""}', r"set\.jsonl:2 has an empty answer"),
         (b"17", r"set\.jsonl:2 holds 17"),
     ],
 )
@@ -72,13 +70,6 @@ def test_the_check_looks_into_the_file(tmp_path, name, content, message):
         ProblemSet(path=str(tmp_path / "nowhere.jsonl")).check()
     with pytest.raises(ConfigError, match="neither path nor hub"):
         ProblemSet().check()
-
-
-def test_a_hub_data_set_is_read_in_its_own_layout(tmp_path):
-    write_jsonl(tmp_path / "train.jsonl", [{"prompt": "Find $x$.", "solution": "34", "answer": "other"}])
-    hub = HubDataset(hub_id=str(tmp_path), split="train", problem_column="prompt", answer_column="solution")
-    (row,) = ProblemSet(hub=hub).rows("dapo17k")
-    assert (row.id, row.problem, row.answer) == ("dapo17k-1", "Find $x$.", "34")
 
 
 MATH = [

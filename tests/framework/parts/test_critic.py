@@ -17,7 +17,7 @@ from apo_lightning.rollout.weight_sync import named_weights
 from apo_lightning.step.table import StepTable
 from apo_lightning.types import Advantages
 from factories import make_rollouts, make_setup
-from running import SIGNAL, read_metrics, run_train, train_tiny, training_rows, weights, without_clock
+from running import SIGNAL, on_one_and_two_ranks, read_metrics, train_tiny, training_rows, weights, without_clock
 
 CPU = torch.device("cpu")
 LEARNS = ("optimizer.lr=1e-2", "algo.critic.optimizer.lr=1e-2", "data.max_completion_tokens=12")
@@ -201,10 +201,7 @@ def test_what_cannot_be_is_named_before_weights_are_loaded(options, words, tmp_p
 )
 def test_two_ranks_are_one_process(options, tmp_path):
     sizes = ("group_size=8", "tokens_per_microbatch=256", "data.num_validation=8", *LEARNS)
-    alone, *others = (
-        run_train(tmp_path / trainer, *sizes, f"trainer={trainer}", *options)
-        for trainer in ("cpu", "ddp_cpu2", "fsdp_cpu2")
-    )
+    alone, *others = on_one_and_two_ranks(tmp_path, ("ddp_cpu2", "fsdp_cpu2"), *sizes, *options)
     for together in others:
         for one, two in zip(alone, together, strict=True):
             named = [name for name in one if name.startswith(("train/", "apo/", "critic/"))]

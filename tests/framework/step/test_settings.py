@@ -1,26 +1,13 @@
 """Every size that cannot work is refused in one line that names it."""
 
+from dataclasses import replace
+
 import pytest
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.run.training import prepare
-from apo_lightning.step.settings import StepSettings
 from composing import composed
-
-GOOD = {
-    "prompts_per_step": 4,
-    "group_size": 2,
-    "prompts_per_minibatch": 2,
-    "tokens_per_microbatch": 64,
-    "max_prompt_tokens": 8,
-    "max_completion_tokens": 8,
-    "temperature": 1.0,
-    "aggregation": "token_mean",
-    "old_logprobs": "trainer",
-    "gradient_clip_norm": 1.0,
-    "max_nonfinite_steps": 3,
-    "validation_samples": 1,
-}
+from factories import SETTINGS
 
 
 @pytest.mark.parametrize(
@@ -37,7 +24,7 @@ GOOD = {
 )
 def test_a_bad_size_is_refused_by_name_and_value(key, value):
     with pytest.raises(ConfigError, match=rf"{key} is '?{value}") as caught:
-        StepSettings(**{**GOOD, key: value})
+        replace(SETTINGS, **{key: value})
     assert "\n" not in str(caught.value)
 
 
