@@ -1,6 +1,7 @@
 """The measuring method of benchmarks/, and its scripts at sizes of a second. No duration is asserted."""
 
 import ast
+import functools
 import os
 import subprocess
 import sys
@@ -42,11 +43,8 @@ def test_a_median_above_1_3_times_the_minimum_withholds_the_verdict():
     assert timing.ratio(steady, timing.Timing((2.0, 2.0, 2.0))) == "0.50"
     assert timing.ratio(steady, noisy) == timing.ratio(noisy, steady) == timing.WITHHELD
     assert timing.verdict(0.5, 1.0, steady=noisy.is_steady) == timing.WITHHELD
-
-
-@pytest.mark.parametrize(("value", "said"), [(1.0, "holds (bar 1)"), (1.01, "MISSED (bar 1)")])
-def test_a_bar_holds_at_the_bar_itself(value, said):
-    assert timing.verdict(value, 1.0) == said
+    # A bar holds at the bar itself.
+    assert [timing.verdict(value, 1.0) for value in (1.0, 1.01)] == ["holds (bar 1)", "MISSED (bar 1)"]
 
 
 def test_variants_take_turns_after_one_warm_up_each():
@@ -62,35 +60,34 @@ def test_the_exponent_of_a_power_law_is_its_power():
     assert timing.exponent([1, 2, 4, 8], [5, 5, 5, 5]) == pytest.approx(0.0)
 
 
-def products(tokens, hidden, vocab):
-    h = torch.randn(tokens, hidden, requires_grad=True)
-    weight = torch.randn(vocab, hidden, requires_grad=True)
-    return h, weight
+def matmul():
+    h, weight = torch.randn(4, 3, requires_grad=True), torch.randn(5, 3, requires_grad=True)
+    return timing.count(lambda: (h @ weight.T).sum().backward(), [weight])
 
 
-def test_flops_of_a_product_and_its_two_gradients_are_six_times_its_size():
-    h, weight = products(4, 3, 5)
-    assert timing.count(lambda: (h @ weight.T).sum().backward(), [weight]).flops == 6 * 4 * 3 * 5
-
-
-def test_flops_of_a_product_added_in_place_are_counted():
+def in_place():
     total = torch.zeros(4, 5)
-    assert timing.count(lambda: total.addmm_(torch.ones(4, 3), torch.ones(3, 5)), []).flops == 2 * 4 * 3 * 5
+    return timing.count(lambda: total.addmm_(torch.ones(4, 3), torch.ones(3, 5)), [])
 
 
-def test_flops_of_attention_on_the_cpu_are_counted_forward_and_backward():
-    # scores and weighted values forward, 4·heads·queries·keys·width; five such products against two backward
+def attention(backward):
     query = torch.randn(1, 2, 6, 8, requires_grad=True)
-    attend = torch.nn.functional.scaled_dot_product_attention
-    forward = 4 * 2 * 6 * 6 * 8
-    assert timing.count(lambda: attend(query, query, query, is_causal=True), []).flops == forward
-    assert timing.count(lambda: attend(query, query, query).sum().backward(), []).flops == forward * 7 // 2
+    output = functools.partial(torch.nn.functional.scaled_dot_product_attention, query, query, query)
+    return timing.count((lambda: output().sum().backward()) if backward else lambda: output(is_causal=True), [])
 
 
-def test_the_largest_tensor_is_found_in_the_forward():
-    h, weight = products(4, 3, 5)
-    # h·Wᵀ holds 20 elements, its gradients 12 and 15
-    assert timing.count(lambda: (h @ weight.T).sum().backward(), [weight]).largest_tensor == 20
+@pytest.mark.parametrize(
+    ("count", "flops"),
+    [
+        (matmul, 6 * 4 * 3 * 5),  # a product and its two gradients
+        (in_place, 2 * 4 * 3 * 5),
+        # scores and weighted values forward, 4·heads·queries·keys·width; five such products against two backward
+        (lambda: attention(backward=False), 4 * 2 * 6 * 6 * 8),
+        (lambda: attention(backward=True), 4 * 2 * 6 * 6 * 8 * 7 // 2),
+    ],
+)
+def test_flops_are_counted_forward_backward_and_in_place(count, flops):
+    assert count().flops == flops
 
 
 class GrowsBackward(torch.autograd.Function):
@@ -103,13 +100,10 @@ class GrowsBackward(torch.autograd.Function):
         return torch.ones(7, 11).sum() * grad.expand(3)
 
 
-def test_the_largest_tensor_is_found_in_a_backward_of_our_own():
-    x = torch.ones(3, requires_grad=True)
+def test_the_largest_tensor_is_found_in_both_directions_but_for_views_and_what_is_shaped_like_a_parameter():
+    assert matmul().largest_tensor == 20  # h·Wᵀ, whose gradients hold 12 and 15
+    x, big = torch.ones(3, requires_grad=True), torch.zeros(1000)
     assert timing.count(lambda: GrowsBackward.apply(x).backward(), []).largest_tensor == 77
-
-
-def test_views_and_tensors_shaped_like_a_parameter_are_no_large_tensors():
-    big = torch.zeros(1000)
     assert timing.count(lambda: (big.view(10, 100)[2], torch.zeros(1000)), [big]).largest_tensor == 0
 
 

@@ -152,11 +152,6 @@ def tiny_model() -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(vocab_size=8, **sizes))
 
 
-def test_torch_has_a_limit_of_graphs_for_all_functions_together():
-    with door("torch"), torch._dynamo.config.patch(recompile_limit=3):
-        assert torch._dynamo.config.recompile_limit == 3
-
-
 def test_transformers_says_whether_attention_can_be_replaced_and_which_there_is():
     model = tiny_model()
     with door("transformers"):

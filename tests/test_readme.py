@@ -1,24 +1,20 @@
 """Code of examples/ on a page is the file's own, and does what the page says; commands of all pages are composed."""
 
 import re
+import runpy
 import shlex
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
-from omegaconf import OmegaConf
 
 from apo_lightning.losses import GRPO
-from apo_lightning.rewards import CallableReward
 from apo_lightning.run.choices import composed, expand_glob
 from apo_lightning.run.commands import find_command
 from apo_lightning.types import LossInputs
-from composing import CONFIGS, ROOT
-from factories import make_step
+from composing import ROOT
 
-EXTENDING = ROOT / "docs" / "extending.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHOWN = re.compile(r"\]\(([^)\s]*examples/[^)\s]+)\)[^\n]*\n\n```\w+\n(.*?)```", re.DOTALL)
 PROMPT = re.compile(r"^\$ ((?:.*\\\n)*.*)$", re.MULTILINE)
@@ -30,10 +26,6 @@ SCRIPT = re.compile(r"\bpython (\w+\.py)")
 def shown_files(page: Path) -> list[tuple[Path, str]]:
     """(file of examples/, code) where a paragraph that links to the file is followed by code."""
     return [((page.parent / link).resolve(), code) for link, code in SHOWN.findall(page.read_text())]
-
-
-def blocks(suffix: str) -> list[str]:
-    return [code for file, code in shown_files(EXTENDING) if file.suffix == suffix]
 
 
 def command_of(line: str) -> tuple[str, tuple[str, ...]] | None:
@@ -74,20 +66,9 @@ def test_code_of_an_example_on_a_page_is_the_file_byte_for_byte(page):
     assert [str(file) for file, code in shown_files(page) if file.read_bytes() != code.encode()] == []
 
 
-def test_the_page_on_extending_shows_a_loss_its_algorithm_a_reward_and_a_callback():
-    files = [file.name for file, _ in shown_files(EXTENDING)]
-    assert files == ["softer.py", "softer.yaml", "rewards.py", "callbacks.py"]
-
-
-@pytest.fixture(scope="module")
-def shown() -> dict:
-    names: dict = {"__name__": "shown"}
-    for block in blocks(".py"):
-        exec(block, names)
-    return names
-
-
-def test_the_algorithm_scales_the_push_and_leaves_the_rest(shown):
+def test_the_loss_of_the_page_on_extending_scales_the_push_and_leaves_the_rest():
+    (softer,) = {file for file, _ in shown_files(ROOT / "docs" / "extending.md") if file.name == "softer.py"}
+    shown = runpy.run_path(str(softer))
     inputs = LossInputs(
         token_ids=torch.tensor([0, 1]),
         sequence_ids=torch.tensor([0, 1]),
@@ -101,26 +82,6 @@ def test_the_algorithm_scales_the_push_and_leaves_the_rest(shown):
     assert GRPO()(inputs).per_token.tolist() == [-2.0, 2.0]
     mask = shown["SofterPush"]().needs.gradient_mask(torch.tensor([2.0, 0.0]), torch.tensor([True, True]))
     assert mask.tolist() == [True, False]
-
-
-def test_the_yaml_names_the_class_and_its_fields():
-    (algo,) = (yaml.safe_load(block) for block in blocks(".yaml"))
-    assert algo["loss"] == {"_target_": "softer.SofterPush", "scale": 0.5}
-    assert algo["defaults"] == ["grpo", "_self_"]
-    assert set(algo) == {"defaults", "loss"}
-    # As Hydra composes it: what an algorithm does not name is what train.yaml says.
-    assert OmegaConf.merge(OmegaConf.load(CONFIGS / "train.yaml"), {"algo": algo}).aggregation == "token_mean"
-
-
-def test_the_reward_takes_trls_signature(shown):
-    verdicts = CallableReward(function=shown["short"]).score(["18", "18 " * 20, "17"], ["18", "18", "18"])
-    assert [verdict.reward for verdict in verdicts] == [1.0, 0.0, 0.0]
-
-
-def test_the_callback_reads_a_step(shown):
-    step = make_step(("correct", "incorrect", "incorrect", "correct"), lengths=[1, 2, 5, 3])
-    assert shown["WrongLength"]().on_step(step) == {"mine/wrong_tokens": 3.5}
-    assert shown["WrongLength"]().on_step(make_step(("correct", "correct"))) is None
 
 
 @pytest.mark.parametrize(("page", "name", "arguments"), COMMANDS)
@@ -142,20 +103,6 @@ def test_commands_are_found_on_the_pages_that_have_them():
     assert by_page["evaluating.md"] >= {"train", "evaluate", "report", "coverage"}
     assert by_page["distributed.md"] == {"train"}
     assert by_page["preflight.md"] == {"preflight"}
-
-
-@pytest.mark.parametrize(
-    ("line", "command"),
-    [
-        ("apo train -m algo=apo  # a sweep", ("train", ("-m", "algo=apo"))),
-        ("torchrun --nnodes=2 -m apo_lightning evaluate run=x", ("evaluate", ("run=x",))),
-        ("srun --nodes=2 python train.py \\\n    algo=apo", ("train", ("algo=apo",))),
-        ("pip install -e '.[vllm]'", None),
-        ("apo --help", None),
-    ],
-)
-def test_a_command_is_read_whatever_starts_it(line, command):
-    assert command_of(line) == command
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)

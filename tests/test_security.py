@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from apo_lab.reporting.names import slug
@@ -29,18 +30,6 @@ from apo_lightning.run.trained import TrainedRun, targets_in
 from apo_lightning.run.user_message import user_message
 from composing import ROOT
 from running import train_tiny
-
-TINY = {
-    "model_type": "llama",
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "max_position_embeddings": 64,
-}
-
 
 NOT_ON_THE_PAGE = {"test_every_test_that_the_page_names_exists", "test_every_target_of_our_own_options_may_be_called"}
 
@@ -88,7 +77,7 @@ def test_every_test_that_the_page_names_exists():
 @pytest.fixture
 def model(tmp_path) -> Path:
     """A small model in a Hugging Face folder."""
-    spec = PolicySpec(name="small", config=TINY)
+    spec = instantiate(composed("train", ["model=tiny"]).model, _convert_="all")
     spec.load_model(seed=0).save_pretrained(tmp_path / "model")
     spec.load_tokenizer().save_pretrained(tmp_path / "model")
     return tmp_path / "model"

@@ -1,24 +1,10 @@
 """What the records say of themselves."""
 
 from dataclasses import asdict, replace
-from typing import get_args
 
 from apo_lightning.checkpoints.small_files import rollouts_from_plain
-from apo_lightning.types import SamplingRounds, VerdictStatus, concatenate, count_statuses
+from apo_lightning.types import SamplingRounds, concatenate
 from factories import make_rollouts
-
-
-def test_every_status_is_counted_even_where_there_is_none():
-    statuses = get_args(VerdictStatus)
-    assert list(count_statuses([])) == list(statuses)
-    assert set(count_statuses([]).values()) == {0}
-    counted = {"correct": 3, "incorrect": 1, "unparsed": 2, "timeout": 4, "error": 5}
-    assert count_statuses(status for status in statuses for _ in range(counted[status])) == counted
-
-
-def test_rollouts_count_the_verdicts_of_all_groups():
-    rollouts = make_rollouts(["correct", "timeout", "correct", "error"], 2)
-    assert rollouts.verdict_counts == {"correct": 2, "incorrect": 0, "unparsed": 0, "timeout": 1, "error": 1}
 
 
 def test_rollouts_of_several_calls_and_of_a_stopped_run_keep_the_number_of_preemptions():

@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
+import torch
+from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from apo_lightning.model.policy import Policy
+from apo_lightning.model.spec import PolicySpec
 from apo_lightning.run import choices
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,6 +24,18 @@ PAPER = {
 
 def composed(*overrides: str, config_name: str = "train") -> DictConfig:
     return choices.composed(config_name, overrides)
+
+
+def tiny_spec(**changes: object) -> PolicySpec:
+    """The model of `model=tiny`, with some of its settings changed."""
+    return instantiate({**composed("model=tiny").model, **changes}, _convert_="all")
+
+
+def tiny_policy(seed: int = 1, **changes: object) -> Policy:
+    spec, cpu = tiny_spec(**changes), torch.device("cpu")
+    return Policy(
+        spec.load_model(seed=seed), spec.load_tokenizer(), spec.dtype(cpu), compiles_layers=spec.compile_layers
+    )
 
 
 def names(group: str) -> list[str]:

@@ -3,7 +3,7 @@
 import torch
 
 from apo_lightning.distributed.gathering import Ranks
-from apo_lightning.evaluation.records import SamplingSettings
+from apo_lightning.evaluation.records import Sample, SamplingSettings
 from apo_lightning.losses import GRPO
 from apo_lightning.step.part import Setup
 from apo_lightning.step.settings import StepSettings
@@ -166,6 +166,12 @@ def sampling_settings(**changes) -> SamplingSettings:
         "reward": "numeric",
     }
     return SamplingSettings(**{**settings, **changes})
+
+
+def make_sample(**changes) -> Sample:
+    fields = {"prompt_id": "p0", "sample": 0, "seed": 0, "status": "correct", "reward": 1.0, "extracted": "7"}
+    fields |= {"finish_reason": "stop", "num_tokens": 10, "logprob": -3.0, "entropy": 0.5, "max_prob": 0.75}
+    return Sample(**{**fields, "support_coverage": None, "outside_support": None, "text": "so it is 7", **changes})
 
 
 def head_problem(num_tokens=11, hidden_size=6, vocab=17, anchors=3, dtype=torch.float64, scale=1.0, seed=0):

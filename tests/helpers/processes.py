@@ -14,10 +14,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from composing import ROOT
@@ -30,6 +32,19 @@ CONTEXT.set_forkserver_preload(["pytest", "apo_lightning.run.training", "apo_lig
 def on_two_ranks(work: Callable[..., None], *arguments: object) -> None:
     """`work(rank, *arguments)` in two processes, of which the first error is raised here."""
     mp.start_processes(work, arguments, nprocs=2, start_method="forkserver")
+
+
+def in_a_group(work: Callable[..., None], folder: Path, *arguments: object) -> None:
+    """`work(rank, folder, *arguments)` in two processes that are one group of torch's."""
+    on_two_ranks(_in_a_group, work, folder, arguments)
+
+
+def _in_a_group(rank: int, work: Callable[..., None], folder: Path, arguments: tuple[object, ...]) -> None:
+    torch.set_num_threads(1)
+    store = f"file://{folder / 'store'}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(minutes=3))
+    work(rank, folder, *arguments)
+    dist.destroy_process_group()
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,16 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from omegaconf import DictConfig
 
 from apo_lightning.module import RLVRModule
 from apo_lightning.run import train
 from composing import ROOT, composed
-from processes import start_script
+from processes import free_port, on_two_ranks, start_script
 
 RUN = (
     "model=tiny",
@@ -60,6 +62,28 @@ def training_rows(folder: Path) -> list[dict[str, str]]:
 def without_clock(row: dict[str, str]) -> dict[str, str]:
     """A row but for what depends on the clock."""
     return {key: value for key, value in row.items() if not key.startswith(("time/", "perf/"))}
+
+
+def train_on_two_ranks(*runs: tuple[DictConfig, Path]) -> None:
+    """Runs one after the other in two processes, which are ranks of all of them."""
+    on_two_ranks(_train_in_turn, free_port(), runs)
+
+
+def _train_in_turn(rank: int, port: int, runs: tuple[tuple[DictConfig, Path], ...]) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", TORCHELASTIC_RUN_ID="test")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    for cfg, folder in runs:
+        train(cfg, folder)
+    torch.distributed.destroy_process_group()
+
+
+def on_one_and_two_ranks(folder: Path, trainers: Sequence[str], *overrides: str) -> list[list[dict[str, str]]]:
+    """The training rows of a run with a signal in this process, and on two ranks with each of the trainers."""
+    train_tiny(folder / "cpu", *SIGNAL, *overrides, "trainer=cpu")
+    given = (*RUN, *SIGNAL, *overrides)
+    train_on_two_ranks(*((composed(*given, f"trainer={trainer}"), folder / trainer) for trainer in trainers))
+    return [training_rows(folder / trainer) for trainer in ("cpu", *trainers)]
 
 
 def run_train(folder: Path, *overrides: str) -> list[dict[str, str]]:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from answer_golds import GOLDS
 from math_answers import equal, explain, extract
 
 NESTED_ROOTS = r"\frac{\sqrt{\sqrt{11}+\sqrt{194}}}{15+2\sqrt{33}}"
@@ -459,15 +458,6 @@ def test_no_text_in_any_alphabet_makes_it_raise(notation: str, text: str):
     for answer in (notation, text):
         explain("2x", answer)
         explain(answer, "2x")
-
-
-@pytest.mark.parametrize("gold", GOLDS)
-def test_every_gold_answer_is_correct_against_itself(gold: str):
-    for template in (r"thus $\boxed{GOLD}$.", r"\boxed{7}, or rather \boxed{ GOLD. }", "Answer: $GOLD$."):
-        answer = extract(template.replace("GOLD", gold), gold)
-        assert answer is not None
-        assert equal(gold, answer), explain(gold, answer)
-    assert explain(gold, "another").status != "error"
 
 
 REWRITES: dict[str, dict[str, list[str]]] = json.loads((Path(__file__).parent / "rewrites.json").read_text())

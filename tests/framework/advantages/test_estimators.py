@@ -10,11 +10,14 @@ from hydra.utils import instantiate
 from hypothesis import given
 
 from apo_lightning.advantages import (
+    GAE,
     AdvantageEstimator,
     GroupNormalized,
     LeaveOneOut,
+    OverlongPenalty,
     PassAtK,
     SignedReward,
+    Truncated,
     check_group_size,
 )
 from apo_lightning.errors import ConfigError
@@ -164,6 +167,12 @@ def test_rewards_between_zero_and_one_are_refused_where_only_verdicts_make_sense
         (lambda: SignedReward(positive_weight=-0.1), "positive_weight is -0.1"),
         (lambda: SignedReward(negative_weight=-1.0), "negative_weight is -1.0"),
         (lambda: SignedReward(positive_weight=0.0, negative_weight=0.0), "both 0"),
+        (lambda: OverlongPenalty(cache_share=1.5), "cache_share is 1.5"),
+        (lambda: Truncated(GroupNormalized(), "hide"), "how is 'hide'"),
+        (lambda: GAE(gamma=0), "gamma is 0"),
+        (lambda: GAE(gae_lambda=1.5), "gae_lambda is 1.5"),
+        (lambda: GAE(gae_lambda_values=-0.1), "gae_lambda_values is -0.1"),
+        (lambda: GAE(whiten="shift"), "whiten is 'shift': choose one of shift_scale, scale, none"),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(make, message):

@@ -44,12 +44,3 @@ def test_apo_refuses_advantages_without_errors_and_those_that_punish_right_answe
             check_apo(refused)
     check_apo(advantage, "incorrect")
     check_apo(GroupNormalized())
-
-
-def test_values_out_of_range():
-    for make, match in (
-        (lambda: OverlongPenalty(cache_share=1.5), "cache_share is 1.5"),
-        (lambda: Truncated(GroupNormalized(), "hide"), "how is 'hide'"),
-    ):
-        with pytest.raises(ConfigError, match=match):
-            make()

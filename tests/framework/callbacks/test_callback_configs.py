@@ -31,12 +31,6 @@ def test_the_sets_of_callbacks():
     assert default.items() < kinds("callbacks=diagnostics").items()
 
 
-def test_one_callback_can_be_left_out_and_another_set():
-    nodes = composed("~callbacks.monitor", "callbacks.rollout_writer.every_n_steps=10").callbacks
-    assert "monitor" not in nodes
-    assert instantiate(nodes.rollout_writer).every_n_steps == 10
-
-
 SETS = {"default", "quiet", "none", "diagnostics", "lab"}  # the laboratory's needs a puzzle
 
 

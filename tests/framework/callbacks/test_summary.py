@@ -11,19 +11,6 @@ from apo_lightning.callbacks.summary import first_and_last, held_out_change
 from apo_lightning.model.fingerprint import weights_sha256
 from factories import make_step, make_validation
 
-KEYS = [
-    "steps",
-    "max_steps",
-    "seed",
-    "wall_seconds",
-    "num_untrained_steps",
-    "train",
-    "held_out",
-    "verdicts",
-    "versions",
-    "weights_sha256",
-]
-
 
 def rewarding(step, max_steps):
     """Reward equals the step's number."""
@@ -36,16 +23,36 @@ def learning(step):
     return make_validation(("incorrect",) * 8 if step == 0 else ("correct",) * 6 + ("incorrect",) * 2, step=step)
 
 
-def test_a_run_leaves_its_summary(scripted_run):
+KEYS = "steps max_steps seed wall_seconds num_untrained_steps train held_out verdicts versions weights_sha256"
+
+
+def test_a_run_leaves_its_summary_and_prints_it(scripted_run, capsys):
     run = scripted_run([RunSummary()], max_steps=12, step_output=rewarding, validation_output=learning)
     summary = json.loads((run.folder / "summary.json").read_text())
-    assert list(summary) == KEYS
+    assert list(summary) == KEYS.split()
     assert (summary["steps"], summary["max_steps"], summary["seed"]) == (12, 12, 7)
     # Steps 1-5 against 8-12.
     assert summary["train"]["metrics"]["train/reward"] == {"first": 3.0, "last": 10.0}
     assert summary["verdicts"] == {"correct": 12, "incorrect": 12, "unparsed": 0}
     assert summary["versions"]["torch"] == importlib.metadata.version("torch")
     assert summary["weights_sha256"] == weights_sha256(run.module.policy)
+    sums = summary["held_out"]["sums"]
+    assert (sums["step_before"], sums["step_after"], sums["num_problems"]) == (0, 12, 4)
+    assert (sums["pass@1_before"], sums["pass@1_after"], sums["change"]["mean"]) == (0.0, 0.75, 0.75)
+    assert 0 <= sums["change"]["low"] < 0.75 < sums["change"]["high"] <= 1
+    # Counts of every problem, before and after: what a mean over runs needs for its interval.
+    before, after = zip(*sums["num_correct"].values(), strict=True)
+    num_samples = 4 * sums["samples_per_problem"]
+    assert (sum(before) / num_samples, sum(after) / num_samples) == (0.0, 0.75)
+    out = capsys.readouterr().out
+    rows = {line.split("  ")[0]: line.split() for line in out.splitlines() if line}
+    assert rows["reward"] == ["reward", "3.000", "10.000", "+7.000"]
+    assert rows["pass@2"] == ["pass@2", "0.750", "0.750", "+0.000"]
+    assert rows["entropy [nats]"][:2] == ["entropy", "[nats]"]
+    assert "pass@1 0.000 at step 0 -> 0.750 at step 12" in out
+    assert "paired 95% interval [" in out
+    assert "completions: 12 correct, 12 incorrect" in out
+    assert max(len(line) for line in out.splitlines() if "summary.json" not in line) <= 80
 
 
 @pytest.mark.parametrize(("shares", "is_said"), [((1.0, 1.0), True), ((1.0, 0.75), False)])
@@ -57,38 +64,12 @@ def test_a_run_that_has_trained_nothing_says_so(shares, is_said, scripted_run, c
     assert ("nothing was trained: no completion had a gradient" in capsys.readouterr().out) == is_said
 
 
-def test_held_out_problems_are_compared_one_by_one(scripted_run):
-    run = scripted_run([RunSummary()], max_steps=3, step_output=rewarding, validation_output=learning)
-    sums = json.loads((run.folder / "summary.json").read_text())["held_out"]["sums"]
-    assert (sums["step_before"], sums["step_after"], sums["num_problems"]) == (0, 3, 4)
-    assert (sums["pass@1_before"], sums["pass@1_after"], sums["change"]["mean"]) == (0.0, 0.75, 0.75)
-    assert 0 <= sums["change"]["low"] < 0.75 < sums["change"]["high"] <= 1
-    # Counts of every problem, before and after: what a mean over runs needs for its interval.
-    before, after = zip(*sums["num_correct"].values(), strict=True)
-    num_samples = 4 * sums["samples_per_problem"]
-    assert (sum(before) / num_samples, sum(after) / num_samples) == (0.0, 0.75)
-
-
 def test_the_comparison_follows_the_problem_and_not_its_place():
     before = {"accuracies": {"p0": 1.0, "p1": 0.0}, "samples_per_problem": 2, "metrics": {}}
     # By place every problem would have changed; by name none has.
     change = held_out_change({0: before, 5: before | {"accuracies": {"p1": 0.0, "p0": 1.0}}})["change"]
     assert change["mean"] == 0.0
     assert change["low"] < 0 < change["high"]
-
-
-def test_the_table_shows_first_and_last_and_the_interval(scripted_run, capsys):
-    scripted_run([RunSummary()], max_steps=12, step_output=rewarding, validation_output=learning)
-    out = capsys.readouterr().out
-    rows = {line.split("  ")[0]: line.split() for line in out.splitlines() if line}
-    assert rows["reward"] == ["reward", "3.000", "10.000", "+7.000"]
-    assert rows["pass@2"] == ["pass@2", "0.750", "0.750", "+0.000"]
-    assert rows["entropy [nats]"][:2] == ["entropy", "[nats]"]
-    assert "pass@1 0.000 at step 0 -> 0.750 at step 12" in out
-    assert "paired 95% interval [" in out
-    assert "completions: 12 correct, 12 incorrect" in out
-    assert out.count("weights sha256") == 1
-    assert max(len(line) for line in out.splitlines() if "summary.json" not in line) <= 80
 
 
 class StopAtThree(StepCallback):

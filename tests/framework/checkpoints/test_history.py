@@ -10,7 +10,18 @@ from apo_lightning.checkpoints.folder import complete_checkpoints
 from apo_lightning.checkpoints.small_files import SHARED, load_plain
 from apo_lightning.errors import Preempted
 from apo_lightning.module import RLVRModule
-from running import SIGNAL, Stopper, read_metrics, run_train, train_tiny, training_rows, weights, without_clock
+from composing import composed
+from running import (
+    RUN,
+    SIGNAL,
+    Stopper,
+    read_metrics,
+    train_on_two_ranks,
+    train_tiny,
+    training_rows,
+    weights,
+    without_clock,
+)
 
 # Nine problems, four a step: from the third step on prompts come back.
 SETTINGS = (
@@ -70,7 +81,7 @@ def test_stopped_and_resumed_to_the_bit(uninterrupted, tmp_path, monkeypatch, ow
 @pytest.mark.slow
 def test_two_ranks_equal_one_process(uninterrupted, tmp_path):
     _, folder = uninterrupted
-    run_train(tmp_path, *SETTINGS, "trainer=ddp_cpu2")
+    train_on_two_ranks((composed(*RUN, *SIGNAL, *SETTINGS, "trainer=ddp_cpu2"), tmp_path))
     for one, two in zip(*(training_rows(path) for path in (folder, tmp_path)), strict=True):
         numbers = [{k: float(v or "nan") for k, v in without_clock(row).items()} for row in (one, two)]
         assert numbers[1] == pytest.approx(numbers[0], rel=1e-4, abs=1e-6, nan_ok=True)

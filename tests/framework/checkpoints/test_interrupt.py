@@ -1,12 +1,28 @@
 """Ctrl-C during a run: what is kept, and how the run continues."""
 
+import os
+import signal
+
+from apo_lightning.callbacks import StepCallback
 from processes import start_script
 from running import RUN, training_rows
 
 
+class Interrupt(StepCallback):
+    """Presses Ctrl-C at the end of step 2, once or twice."""
+
+    def __init__(self, times):
+        self.times = times
+
+    def on_step(self, step):
+        if step.step == 2:
+            for _ in range(self.times):
+                os.kill(os.getpid(), signal.SIGINT)
+
+
 def interrupted(folder, times):
     """A run of four steps with a checkpoint after each: its exit status and what it printed."""
-    stop = f"+callbacks.stop={{_target_: interrupting.Interrupt, times: {times}}}"
+    stop = f"+callbacks.stop={{_target_: {__name__}.Interrupt, times: {times}}}"
     command = (*RUN, stop, "trainer.max_steps=4", "checkpoint.save_every=1", f"hydra.run.dir={folder}")
     script = start_script("train", *command)
     return script.wait(), script.said

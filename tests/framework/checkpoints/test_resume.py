@@ -10,6 +10,7 @@ import torch
 
 import apo_lightning.checkpoints.checkpointer
 import apo_lightning.module
+from apo_lightning.callbacks import StepCallback
 from apo_lightning.checkpoints.folder import complete_checkpoints
 from apo_lightning.errors import ConfigError, Preempted
 from apo_lightning.module import RLVRModule
@@ -19,14 +20,26 @@ from running import SIGNAL, Stopper, read_metrics, train_tiny, weights, without_
 
 SETTINGS = (
     *("callbacks=quiet", "data.max_completion_tokens=12", "trainer.max_steps=3", "trainer.val_check_interval=2"),
-    *(
-        "+callbacks.counter._target_=interrupting.Counter",
-        "optimizer.lr=1e-2",
-        "scheduler.name=linear",
-        "scheduler.num_warmup_steps=2",
-        "checkpoint.save_every=1",
-    ),
+    *(f"+callbacks.counter._target_={__name__}.Counter", "optimizer.lr=1e-2", "scheduler.name=linear"),
+    *("scheduler.num_warmup_steps=2", "checkpoint.save_every=1"),
 )
+
+
+class Counter(StepCallback):
+    """Logs how many completions of the run were correct."""
+
+    def __init__(self):
+        self.total = 0
+
+    def on_step(self, step):
+        self.total += int(step.rollouts.is_correct.sum())
+        return {"mine/correct": float(self.total)}
+
+    def state_dict(self):
+        return {"total": self.total}
+
+    def load_state_dict(self, state_dict):
+        self.total = state_dict["total"]
 
 
 def run(folder: Path, *overrides: str) -> dict[str, torch.Tensor]:

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-from datetime import timedelta
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from apo_lightning.checkpoints.folder import complete_checkpoints, require_seen_
 from apo_lightning.errors import ConfigError
 from apo_lightning.run import export
 from composing import composed
-from processes import on_two_ranks
+from processes import in_a_group
 from running import run_train, start_train, training_rows, without_clock
 
 pytestmark = pytest.mark.slow(40)
@@ -78,18 +77,13 @@ def test_a_sharded_run_is_stopped_gone_on_from_and_read_by_one_process(tmp_path)
 
 
 def between_ranks(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2, timeout=timedelta(minutes=3)
-    )
     require_seen_by_all(folder / "checkpoints", rank)
     dist.barrier()  # the first rank takes its mark away last
     assert not list((folder / "checkpoints").iterdir())
     with pytest.raises(ConfigError, match=r"rank 1 does not see .*checkpoints_0.*hydra.run.dir|checkpoints_1"):
         require_seen_by_all(folder / f"checkpoints_{rank}", rank)
     dist.barrier()
-    dist.destroy_process_group()
 
 
 def test_ranks_that_do_not_share_the_folder_of_checkpoints_are_refused(tmp_path):
-    on_two_ranks(between_ranks, tmp_path)
+    in_a_group(between_ranks, tmp_path)

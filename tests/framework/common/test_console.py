@@ -39,12 +39,9 @@ def test_our_first_warning_of_a_kind_is_said_and_all_are_kept(tmp_path, capsys):
 LINE = "continue with: apo train 'logger=[wandb,tensorboard]' benchmark=[math500] data.answer=:x: [/] [bold]"
 
 
-def test_a_line_is_printed_as_it_is(capsys):
+def test_lines_and_cells_are_printed_as_they_are(capsys):
     say(LINE)
     assert capsys.readouterr().out == f"{LINE}\n"
-
-
-def test_cells_of_a_table_are_printed_as_they_are(capsys):
     table = Table("benchmark=[math500]")
     table.add_row("logger=[wandb,tensorboard]")
     show(table)

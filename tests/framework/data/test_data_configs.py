@@ -1,33 +1,11 @@
 """The YAML files of the data sets."""
 
-import inspect
-import json
-
 import pytest
-from hydra.utils import get_class, instantiate
-from omegaconf import DictConfig, OmegaConf
+from hydra.utils import instantiate
 
-from apo_lightning.data import ProblemSet
 from composing import composed, names
 
 SOURCES = names("data")
-
-
-def nodes(config):
-    """The config and every node in it that makes an object."""
-    yield config
-    for value in config.values():
-        if isinstance(value, DictConfig) and "_target_" in value:
-            yield from nodes(value)
-
-
-@pytest.mark.parametrize("name", SOURCES)
-def test_the_keys_are_the_constructors_parameters(name):
-    found = list(nodes(composed(f"data={name}").data))
-    assert found
-    for node in found:
-        parameters = set(inspect.signature(get_class(node["_target_"])).parameters)
-        assert {str(key) for key in node} - {"_target_", "_convert_"} == parameters
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -36,17 +14,3 @@ def test_the_source_is_named_as_its_file_and_asks_for_its_problem(name):
     assert source.name == name
     assert "{problem}" in source.instruction
     source.check()
-
-
-def test_a_local_file_takes_the_place_of_the_hub(tmp_path):
-    path = tmp_path / "train.jsonl"
-    path.write_text("".join(json.dumps({"problem": f"{i}?", "answer": str(i)}) + "\n" for i in range(300)))
-    bench = {"_target_": "apo_lightning.data.ProblemSet", "path": str(path), "hub": None}
-    for name in ("gsm8k", "math", "dapo17k"):
-        config = composed(f"data={name}").data
-        overrides = {"path": str(path), "num_validation": 10, "validation": {"bench": bench, "file": str(path)}}
-        source = instantiate(OmegaConf.merge(config, overrides))
-        assert isinstance(source.validation["bench"], ProblemSet)
-        problems = source.load()
-        assert (len(problems.train), len(problems.validation[name])) == (290, 10)
-        assert len(problems.validation["bench"]) == len(problems.validation["file"]) == 300

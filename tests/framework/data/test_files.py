@@ -1,10 +1,9 @@
 """Files and hub data sets that can, and cannot, be read."""
 
 import json
-import os
-import subprocess
-import sys
 
+import datasets
+import huggingface_hub
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -42,8 +41,6 @@ def test_blank_lines_are_no_rows_but_count_as_lines(tmp_path):
     [
         (b'{"problem": "p", "answer": ', r"set\.jsonl:2 is not valid JSON"),
         (b'{"problem": "\xff", "answer": "1"}', r"set\.jsonl:2 is not valid JSON"),
-        (b'{"problem": "p"}', r"set\.jsonl:2 has no answer"),
-        (b'{"problem": "p", "answer": ""}', r"set\.jsonl:2 has an empty answer"),
         (b"17", r"set\.jsonl:2 holds 17"),
     ],
 )
@@ -72,13 +69,6 @@ def test_the_check_looks_into_the_file(tmp_path, name, content, message):
         ProblemSet(path=str(tmp_path / "nowhere.jsonl")).check()
     with pytest.raises(ConfigError, match="neither path nor hub"):
         ProblemSet().check()
-
-
-def test_a_hub_data_set_is_read_in_its_own_layout(tmp_path):
-    write_jsonl(tmp_path / "train.jsonl", [{"prompt": "Find $x$.", "solution": "34", "answer": "other"}])
-    hub = HubDataset(hub_id=str(tmp_path), split="train", problem_column="prompt", answer_column="solution")
-    (row,) = ProblemSet(hub=hub).rows("dapo17k")
-    assert (row.id, row.problem, row.answer) == ("dapo17k-1", "Find $x$.", "34")
 
 
 MATH = [
@@ -121,16 +111,15 @@ def test_a_missing_hub_column_is_named(tmp_path):
         ProblemSet(hub=HubDataset(hub_id=str(tmp_path), answer_column="target")).rows("set")
 
 
-def test_without_the_hub_the_user_is_told_of_local_files(tmp_path):
-    program = (
-        "from apo_lightning.data.files import HubDataset, ProblemSet\n"
-        "ProblemSet(hub=HubDataset(hub_id='openai/gsm8k', config='main')).rows('gsm8k')\n"
+def test_without_the_hub_the_user_is_told_of_local_files(tmp_path, monkeypatch):
+    for library in (datasets.config, huggingface_hub.constants):  # which read the environment when they are imported
+        monkeypatch.setattr(library, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    said = (
+        r"^hub data set openai/gsm8k \(config main, split train\) cannot be loaded: .*give a local .jsonl or .parquet"
     )
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
-    last_line = run.stderr.strip().splitlines()[-1]
-    assert "ConfigError: hub data set openai/gsm8k (config main, split train) cannot be loaded" in last_line
-    assert "give a local .jsonl or .parquet as its path" in last_line
+    with pytest.raises(ConfigError, match=said):
+        ProblemSet(hub=HubDataset(hub_id="openai/gsm8k", config="main")).rows("gsm8k")
 
 
 def write_folder(folder, **records):

@@ -4,6 +4,7 @@ import random
 import string
 from dataclasses import fields
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,10 +18,6 @@ def rows_of(*problems_and_answers):
 
 def letters(length, seed):
     return "".join(random.Random(seed).choices(string.ascii_lowercase, k=length))
-
-
-def contains(benchmark_problem, training_problem):
-    return Contamination(rows_of((benchmark_problem, "1"))).contains(training_problem)
 
 
 def test_of_copies_the_first_is_kept():
@@ -54,33 +51,30 @@ def test_spacing_commands_are_spacing_and_other_commands_are_not():
     assert normalised_problem(r"$x + 1$") != normalised_problem(r"$x - 1$")
 
 
-def test_a_benchmark_problem_is_found_up_to_spacing_and_case():
-    assert contains("Find $x + 1$.", "find $x+1$.")
-    assert contains("Find $x + 1$.", "Find $x - 1$.")  # letters and digits are all the same
-    assert not contains("Find $x + 1$.", "Find $x + 2$.")
+WORDS = [letters(7, seed) for seed in range(20)]
+# 119 letters have 60 shingles of 60; a copy of the first n letters holds n − 59 of them.
+SHORT = letters(119, seed=2)
+# 141 shingles; two copies of 95 letters hold 36 each: 72 of 141.
+LONG = letters(200, seed=4)
 
 
-def test_a_short_benchmark_problem_does_not_hit_as_a_substring():
-    assert not contains("Find x.", f"Find x. {letters(100, 1)}")
-
-
-def test_half_of_the_shingles_is_contamination_and_less_is_not():
-    # 119 letters have 60 shingles of 60; a copy of the first n letters holds n − 59 of them.
-    problem = letters(119, seed=2)
+@pytest.mark.parametrize(
+    ("benchmark", "problem", "contained"),
+    [
+        ("Find $x + 1$.", "find $x+1$.", True),
+        ("Find $x + 1$.", "Find $x - 1$.", True),  # letters and digits are all the same
+        ("Find $x + 1$.", "Find $x + 2$.", False),
+        ("Find x.", f"Find x. {letters(100, 1)}", False),
+        (SHORT, letters(80, 3) + SHORT[:89], True),  # 30 of 60
+        (SHORT, letters(80, 3) + SHORT[:88], False),  # 29 of 60
+        (LONG, f"{LONG[:95]} and then {LONG[-95:]}", True),
+        (LONG, f"{LONG[:95]} and then {LONG[:95]}", False),
+        (" ".join(WORDS), ", ".join(word.upper() for word in WORDS) + "!", True),
+    ],
+)
+def test_a_problem_is_contaminated_by_half_of_its_shingles_whatever_the_spacing_and_case(benchmark, problem, contained):
     assert SHINGLE_LENGTH == 60
-    assert contains(problem, letters(80, 3) + problem[:89])  # 30 of 60
-    assert not contains(problem, letters(80, 3) + problem[:88])  # 29 of 60
-
-
-def test_shingles_of_two_places_add_up():
-    problem = letters(200, seed=4)  # 141 shingles; two copies of 95 letters hold 36 each: 72 of 141
-    assert contains(problem, f"{problem[:95]} and then {problem[-95:]}")
-    assert not contains(problem, f"{problem[:95]} and then {problem[:95]}")
-
-
-def test_punctuation_and_case_hide_nothing():
-    words = [letters(7, seed) for seed in range(20)]
-    assert contains(" ".join(words), ", ".join(word.upper() for word in words) + "!")
+    assert Contamination(rows_of((benchmark, "1"))).contains(problem) is contained
 
 
 def test_contaminated_rows_are_dropped_and_counted():

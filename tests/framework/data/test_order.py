@@ -2,12 +2,10 @@
 
 from itertools import islice
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from apo_lightning.data.order import PromptOrder
-from apo_lightning.errors import ConfigError
 
 
 @st.composite
@@ -50,9 +48,3 @@ def test_the_order_does_not_depend_on_the_order_of_the_file():
         return [[ids[i] for i in step] for step in islice(PromptOrder(ids=ids, prompts_per_step=3, seed=0).steps(), 6)]
 
     assert named_steps(list("abcdefg")) == named_steps(list("gfedcba"))
-
-
-@pytest.mark.parametrize("prompts_per_step", [0, 4])
-def test_a_step_that_cannot_be_filled_is_refused(prompts_per_step):
-    with pytest.raises(ConfigError, match=f"prompts_per_step is {prompts_per_step}"):
-        PromptOrder(ids=list("abc"), prompts_per_step=prompts_per_step, seed=0)

@@ -16,15 +16,6 @@ def test_the_usual_column_names_are_understood(problem_column, answer_column):
     assert row({problem_column: "1 + 1?", answer_column: "2"}) == Row(id="set-7", problem="1 + 1?", answer="2")
 
 
-def test_a_raw_dapo_record_gives_the_bare_problem():
-    content = f"{DAPO_PREFIX}Solve for $x$.{DAPO_SUFFIX}"
-    record = {
-        "prompt": [{"role": "user", "content": content}],
-        "reward_model": {"ground_truth": "34", "style": "rule"},
-    }
-    assert (row(record).problem, row(record).answer) == ("Solve for $x$.", "34")
-
-
 def test_dapos_instruction_is_taken_off_a_problem_that_is_plain_text():
     for column in ("prompt", "problem", "question"):
         assert row({column: f"{DAPO_PREFIX}Solve for $x$.{DAPO_SUFFIX}\n", "answer": "34"}).problem == "Solve for $x$."
@@ -49,13 +40,6 @@ def test_of_a_worked_gsm8k_solution_the_number_after_the_hashes_is_the_answer():
     assert row({"question": "q", "answer": "two of them\n#### 2, 3"}).answer == "2, 3"  # a list keeps its commas
     assert got.solution is not None
     assert got.solution.endswith("#### 1,125")
-
-
-def test_of_a_worked_math_solution_the_last_box_is_the_answer():
-    layout = RecordLayout(answer_column="solution", answer_is_boxed=True)
-    solution = r"First \boxed{1}, then $\boxed{\frac{\sqrt{2}}{3}}$."
-    assert row({"problem": "p", "solution": solution, "answer": "ignored"}, layout).answer == r"\frac{\sqrt{2}}{3}"
-    assert row({"problem": "p", "solution": "no box"}, layout).answer == ""
 
 
 @pytest.mark.parametrize(("record_id", "kept"), [("2024-I-1", "2024-I-1"), (60, "60"), (None, "set-7")])

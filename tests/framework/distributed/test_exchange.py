@@ -1,12 +1,9 @@
 """Rows change ranks and come back, between two real processes."""
 
-from datetime import timedelta
-
 import torch
-import torch.distributed as dist
 
 from apo_lightning.distributed.gathering import Exchange
-from processes import on_two_ranks
+from processes import in_a_group
 
 CPU = torch.device("cpu")
 # Rank 0 has three items of 1, 2 and 3 rows, and gives the second away; rank 1 has two and gives both.
@@ -17,9 +14,6 @@ WORKED_ON = [[0, 20, 21, 22, 100, 101, 110], [10, 11]]
 
 
 def on_each_rank(rank, folder):
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2, timeout=timedelta(minutes=3)
-    )
     exchange = Exchange(DESTINATIONS, SIZES, rank, CPU)
     own = torch.tensor(ROWS[rank])
     assert exchange.send(own).tolist() == WORKED_ON[rank]
@@ -32,11 +26,10 @@ def on_each_rank(rank, folder):
     away = Exchange([[1, 1, 1], [1, 1]], SIZES, rank, CPU)
     assert len(away.send(own)) == (0 if rank == 0 else 9)
     assert torch.equal(away.send_back(away.send(own)), own)
-    dist.destroy_process_group()
 
 
 def test_rows_reach_the_rank_that_works_on_them_and_come_back_in_order(tmp_path):
-    on_two_ranks(on_each_rank, tmp_path)
+    in_a_group(on_each_rank, tmp_path)
 
 
 def test_one_process_keeps_its_rows_as_they_are():

@@ -18,9 +18,8 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference, ReferenceSchedule
-from apo_lightning.model.spec import PolicySpec
 from apo_lightning.parts.moving_reference import MovingReference
-from composing import composed
+from composing import composed, tiny_spec
 from factories import logprob_sum
 from processes import on_two_ranks
 
@@ -28,10 +27,6 @@ CPU = torch.device("cpu")
 SEQUENCES = PackedSequences(
     prompts=[(5, 6, 7), (9,)], completions=[(11, 12), (13, 14), (15, 16, 17), (18,)], owners=[0, 0, 1, 1]
 )
-
-
-def tiny_spec(**changes) -> PolicySpec:
-    return instantiate({**composed("model=tiny").model, **changes}, _convert_="all")
 
 
 def make_policy(spec, model) -> Policy:

@@ -1,24 +1,21 @@
 """Two processes make the run that one makes, up to the order of summation."""
 
-import importlib.util
 import json
 
 import pytest
 
-from running import read_metrics, run_train
+from composing import composed
+from running import RUN, SIGNAL, on_one_and_two_ranks, read_metrics, train_on_two_ranks, training_rows
 
 pytestmark = pytest.mark.slow(60)
 
 SIZES = ("group_size=8", "data.num_validation=8", "optimizer.lr=1e-3")
 # A mini-batch is several micro-batches on each rank, whose gradients are added up before ranks meet.
 PARTS = ("tokens_per_microbatch=256",)
-ENGINE = ("engine=vllm", "kv_cache_gib=0.125")
-if importlib.util.find_spec("vllm") is None:
-    ENGINE = ("engine=transformers",)
 
 
 # Some completions of this engine have a product of ratios above 1.0003, others do not.
-SHIFTED = "engine._target_=shifted_engine.ShiftedEngine"
+SHIFTED, MASK = "engine._target_=shifted_engine.ShiftedEngine", ("importance=sequence_mask", "importance_bounds=1.0003")
 
 
 def completions(folder):
@@ -54,29 +51,20 @@ WATCHED = (
 @pytest.mark.parametrize(
     "options",
     [
-        ("policy=full", *ENGINE, *WATCHED, "trainer.max_steps=3"),
-        ("policy=lora", "engine=transformers", *WATCHED, "trainer.max_steps=2"),
-        ("engine=transformers", "reference.ema_tau=0.9", "averaging.weight=0.3", "trainer.max_steps=3"),
+        ("policy=full", *WATCHED, "trainer.max_steps=3"),
+        ("policy=lora", *WATCHED, "trainer.max_steps=2"),
+        ("reference.ema_tau=0.9", "averaging.weight=0.3", "trainer.max_steps=3"),
         # Without moments Adam's step is g/(|g| + ε): ε above rounding, or elements of g = 0 would move by its sign.
         # They are many where moments are reset, and where most sequences are masked.
-        ("engine=transformers", "reference.reset_every=1", "optimizer.eps=1.0e-5", "trainer.max_steps=2"),
-        (
-            SHIFTED,
-            "importance=sequence_mask",
-            "importance_bounds=1.0003",
-            "optimizer.eps=1.0e-5",
-            "trainer.max_steps=2",
-        ),
+        ("reference.reset_every=1", "optimizer.eps=1.0e-5", "trainer.max_steps=2"),
+        (SHIFTED, *MASK, "optimizer.eps=1.0e-5", "trainer.max_steps=2"),
     ],
     ids=["full", "lora", "averages", "resets", "importance"],
 )
 def test_ddp_and_fsdp_on_two_processes_sample_and_log_what_one_process_does(options, tmp_path):
-    # Each vLLM takes ten seconds to start, and knows nothing of how gradients meet.
-    trainers = ("fsdp_cpu2",) if "engine=vllm" in options else ("ddp_cpu2", "fsdp_cpu2")
-    alone, *others = (
-        run_train(tmp_path / trainer, *SIZES, *PARTS, f"trainer={trainer}", "callbacks=rollout_writer", *options)
-        for trainer in ("cpu", *trainers)
-    )
+    # The engine is transformers': vLLM knows nothing of how gradients meet, and test_two_ranks.py has it sample there.
+    trainers = ("ddp_cpu2", "fsdp_cpu2")
+    alone, *others = on_one_and_two_ranks(tmp_path, trainers, *SIZES, *PARTS, "callbacks=rollout_writer", *options)
     assert len(completions(tmp_path / "cpu")) == len(alone)
     passes = held_out_rows(tmp_path / "cpu")
     assert len(passes) == 2
@@ -101,7 +89,8 @@ def test_what_cannot_be_judged_is_weighed_over_all_ranks(tmp_path):
     """One of 52 completions of the second rank, above 1 % of its own, is one of 104 and below 1 % of all."""
     reward = "reward.function._target_=rewarding.failing_once_on_the_second_rank"
     sizes = ("prompts_per_step=26", "prompts_per_minibatch=26", "group_size=4", "data.num_validation=104")
-    common = ("trainer=ddp_cpu2", "engine=transformers", "callbacks=none", "trainer.max_steps=1")
-    [row] = run_train(tmp_path, *common, *sizes, reward)
+    common = ("trainer=ddp_cpu2", "trainer.max_steps=1")
+    train_on_two_ranks((composed(*RUN, *SIGNAL, *common, *sizes, reward), tmp_path))
+    [row] = training_rows(tmp_path)
     assert float(row["reward/num_error"]) == 1
     assert [float(one["val/arithmetic/num_error"]) for one in held_out_rows(tmp_path)] == [1, 1]

@@ -11,27 +11,12 @@ from apo_lightning.evaluation.card import card, warnings, write_card
 from apo_lightning.evaluation.loading import read_result
 from apo_lightning.evaluation.records import DataCard, ModelCard, Sample
 from apo_lightning.evaluation.results import reported_k, summarise
-from factories import sampling_settings
+from factories import make_sample, sampling_settings
 
 
 def sample(problem, index, status="incorrect", extracted="7", **changes) -> Sample:
-    fields = {
-        "prompt_id": problem,
-        "sample": index,
-        "seed": 0,
-        "status": status,
-        "reward": float(status == "correct"),
-        "extracted": extracted,
-        "finish_reason": "stop",
-        "num_tokens": 10,
-        "logprob": -3.0,
-        "entropy": 0.5,
-        "max_prob": 0.75,
-        "support_coverage": None,
-        "outside_support": None,
-        "text": "so it is 7",
-    }
-    return Sample(**{**fields, **changes})
+    given = {"prompt_id": problem, "sample": index, "status": status, "reward": float(status == "correct")}
+    return make_sample(**given, extracted=extracted, **changes)
 
 
 def result(samples, num_samples, **changes):

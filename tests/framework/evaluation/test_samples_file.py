@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.evaluation.records import Sample
 from apo_lightning.evaluation.samples_file import PlannedSample, SamplesFile, read_samples, require_same_identity
 from apo_lightning.types import Prompt
+from factories import make_sample
 
 IDENTITY = {"benchmark": "sums", "settings": {"temperature": 1.0, "seed": 1}}
 
@@ -29,19 +29,13 @@ def planned(num_problems, num_samples):
 
 def drawn(plan):
     return [
-        Sample(
+        make_sample(
             prompt_id=p.prompt.id,
             sample=p.sample,
             seed=p.seed,
-            status="correct",
-            reward=1.0,
             extracted=p.prompt.answer,
-            finish_reason="stop",
-            num_tokens=3,
             logprob=-0.1 - p.seed / 7,
             entropy=None,
-            max_prob=0.5,
-            support_coverage=None,
             outside_support=0.25,
             text='"quoted"\nπ \ud800',
         )

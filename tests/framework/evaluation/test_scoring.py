@@ -5,30 +5,24 @@ import random
 
 import pytest
 import torch
-from hydra.utils import instantiate
 
 from apo_lightning.callbacks.distribution_monitor import support_facts
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.scoring import completion_means, microbatches, pack
 from apo_lightning.model.policy import Policy
 from apo_lightning.types import Anchor, Prompt
-from composing import composed
+from composing import tiny_policy
 from factories import make_step
-
-
-def new_policy(seed=1) -> Policy:
-    spec = instantiate(composed("model=tiny").model, _convert_="all")
-    return Policy(spec.load_model(seed=seed), spec.load_tokenizer(), torch.float32)
 
 
 @pytest.fixture(scope="module")
 def policy() -> Policy:
-    return new_policy()
+    return tiny_policy()
 
 
 @pytest.fixture(scope="module")
 def reference() -> Policy:
-    return new_policy(2)
+    return tiny_policy(2)
 
 
 def prompt(*token_ids, identifier="p") -> Prompt:
@@ -108,7 +102,7 @@ def test_a_prompt_with_several_completions_runs_once(policy):
 
 
 def test_dropout_is_off():
-    policy = new_policy()
+    policy = tiny_policy()
     for layer in policy.model.model.layers:
         layer.self_attn.attention_dropout = 0.9
     policy.train()

@@ -195,14 +195,6 @@ def test_an_absent_anchor_is_minus_infinity_and_passes_no_gradient():
     assert all((gradient == 0).all() for gradient in gradients)
 
 
-def test_max_prob_is_detached_and_the_rest_is_not():
-    logprobs, entropy, max_prob, at_anchors = outputs(token_statistics(*problem()))
-    assert not max_prob.requires_grad
-    assert logprobs.requires_grad
-    assert entropy.requires_grad
-    assert at_anchors.requires_grad
-
-
 def test_no_tokens_can_be_backwarded():
     hidden, weight, token_ids, anchor_ids = problem(num_tokens=1)
     hidden = hidden.detach()[:0].requires_grad_()

@@ -99,11 +99,6 @@ def test_bounds_that_cannot_be_are_named_in_one_line(mode, bounds):
     assert "\n" not in str(caught.value)
 
 
-def test_an_unknown_mode_is_named():
-    with pytest.raises(ConfigError, match=r"importance is truncate \(bounds None\): choose one of token_truncate,"):
-        Importance("truncate")
-
-
 @pytest.mark.parametrize("loss", [GRPO(), GRPO(dual_clip=3.0), APO()])
 def test_weights_scale_the_clipped_objective(loss):
     weighted = make_case("weighted")

@@ -5,13 +5,12 @@ import random
 
 import pytest
 import torch
-from hydra.utils import instantiate
 from torch._dynamo.utils import counters
 
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import Reference
-from composing import composed
+from composing import tiny_policy
 from factories import logprob_sum
 
 CPU = torch.device("cpu")
@@ -31,11 +30,6 @@ def from_scratch():
 def without_kernels(monkeypatch):
     """Traced and differentiated as ever, but run by torch's own kernels: to build others takes a compiler minutes."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-
-
-def tiny_policy(**changes) -> Policy:
-    spec = instantiate({**composed("model=tiny").model, **changes}, _convert_="all")
-    return Policy(spec.load_model(seed=1), spec.load_tokenizer(), spec.dtype(CPU), compiles_layers=spec.compile_layers)
 
 
 def compiled_policy(**changes) -> Policy:

@@ -209,20 +209,16 @@ def test_after_training_the_policy_without_adapters_is_still_the_frozen_copy_it_
     assert torch.equal(found.anchor_ids, expected.anchor_ids)
 
 
-def test_both_exports_are_the_policy(trained):
+def test_both_exports_are_the_policy_and_the_summarys_hash_is_theirs(trained):
     expected = trained.policy.model(IDS).logits
     merged = AutoModelForCausalLM.from_pretrained(trained.folder / "checkpoints" / "final", dtype=torch.float32)
     torch.testing.assert_close(merged(IDS).logits, expected, atol=1e-4, rtol=0)
+    summary = json.loads((trained.folder / "summary.json").read_text())
+    again = Policy(merged, trained.policy.tokenizer, torch.float32)
+    assert summary["weights_sha256"] == weights_sha256(again) == weights_sha256(trained.policy)
     with_adapter = PeftModel.from_pretrained(copy.deepcopy(trained.base), trained.folder / "checkpoints" / "adapter")
     torch.testing.assert_close(with_adapter(IDS).logits, expected, atol=1e-5, rtol=0)
     assert (trained.base(IDS).logits - expected).abs().max() > 0.1
-
-
-def test_the_summarys_hash_is_that_of_the_exported_model(trained):
-    exported = AutoModelForCausalLM.from_pretrained(trained.folder / "checkpoints" / "final", dtype=torch.float32)
-    summary = json.loads((trained.folder / "summary.json").read_text())
-    again = Policy(exported, trained.policy.tokenizer, torch.float32)
-    assert summary["weights_sha256"] == weights_sha256(again) == weights_sha256(trained.policy)
 
 
 def test_operations_are_those_that_torch_counts_where_only_adapters_need_a_gradient():

@@ -4,17 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hydra.utils import instantiate
 
 from apo_lightning.distributed.gathering import Ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import PackedSequences
-from apo_lightning.model.policy import Policy
 from apo_lightning.parts.auxiliary import Auxiliary, Stored
 from apo_lightning.step.plan import Minibatch, StepPlan
 from apo_lightning.step.table import StepTable
 from apo_lightning.types import Advantages, LossOutput, Needs
-from composing import composed
+from composing import tiny_policy, tiny_spec
 from factories import SETTINGS, make_rollouts, make_setup
 
 PACKED = PackedSequences(
@@ -49,15 +47,6 @@ class Squares:
         return LossOutput(per_token=log_ratio.square() / 2, metrics={"own/log_ratio": log_ratio.detach()})
 
 
-@pytest.fixture(scope="module")
-def spec():
-    return instantiate(composed("model=tiny").model, _convert_="all")
-
-
-def policy_of(spec, seed):
-    return Policy(spec.load_model(seed=seed), spec.load_tokenizer(), torch.float32)
-
-
 def setup_of(policy, ranks=None, seed=1, budget=64):
     settings = replace(SETTINGS, tokens_per_microbatch=budget)
     return make_setup(policy=policy, settings=settings, ranks=ranks or OneOf(0, 1), seed=seed)
@@ -83,16 +72,16 @@ def plain_logprobs(model, b):
     return logits.log_softmax(1).gather(1, torch.tensor(completion)[:, None])[:, 0]
 
 
-def totals(spec, seed=1):
-    model = spec.load_model(seed=seed).double()
+def totals(seed=1):
+    model = tiny_spec().load_model(seed=seed).double()
     with torch.no_grad():
         return [float(plain_logprobs(model, b).sum()) for b in range(len(PACKED.completions))]
 
 
-def scored(spec, num_drawn):
+def scored(num_drawn):
     """A term of which the model of seed 1 is the one before training."""
-    auxiliary = Auxiliary(Squares(num_drawn), Stored(sequences=PACKED, logprobs=totals(spec)))
-    auxiliary.begin(setup_of(policy_of(spec, seed=1)))
+    auxiliary = Auxiliary(Squares(num_drawn), Stored(sequences=PACKED, logprobs=totals()))
+    auxiliary.begin(setup_of(tiny_policy(seed=1)))
     return auxiliary
 
 
@@ -113,13 +102,13 @@ def gradient(auxiliary, policy, step=3, minibatch=1, **run):
 
 
 @pytest.mark.parametrize("budget", [64, 5])
-def test_value_and_gradient_are_those_of_a_mean_over_plain_forwards_in_float64(spec, budget):
-    auxiliary, policy = scored(spec, num_drawn=3), policy_of(spec, seed=2)
+def test_value_and_gradient_are_those_of_a_mean_over_plain_forwards_in_float64(budget):
+    auxiliary, policy = scored(num_drawn=3), tiny_policy(seed=2)
     chosen = drawn(auxiliary)
     assert len(chosen) == 3
     value, grads = gradient(auxiliary, policy, budget=budget)
 
-    now, before = (spec.load_model(seed=seed).double() for seed in (2, 1))
+    now, before = (tiny_spec().load_model(seed=seed).double() for seed in (2, 1))
     with torch.no_grad():
         ref = torch.cat([plain_logprobs(before, b) for b in chosen])
     log_ratio = torch.cat([plain_logprobs(now, b) for b in chosen]) - ref
@@ -133,8 +122,8 @@ def test_value_and_gradient_are_those_of_a_mean_over_plain_forwards_in_float64(s
     assert auxiliary.metrics(None, None) == {}, "forgotten"
 
 
-def test_two_ranks_share_what_one_draws(spec):
-    auxiliary, policy = scored(spec, num_drawn=3), policy_of(spec, seed=2)
+def test_two_ranks_share_what_one_draws():
+    auxiliary, policy = scored(num_drawn=3), tiny_policy(seed=2)
     ranks = [OneOf(rank, 2) for rank in (0, 1)]
     assert sorted(b for own in ranks for b in drawn(auxiliary, ranks=own)) == drawn(auxiliary)
     value, grads = gradient(auxiliary, policy)
@@ -144,11 +133,11 @@ def test_two_ranks_share_what_one_draws(spec):
         torch.testing.assert_close(shares[0][1][name] + shares[1][1][name], whole, rtol=1e-3, atol=1e-6)
 
 
-def test_the_draw_depends_on_seed_step_and_mini_batch(spec):
-    auxiliary = scored(spec, num_drawn=2)
+def test_the_draw_depends_on_seed_step_and_mini_batch():
+    auxiliary = scored(num_drawn=2)
 
     def draws(**run):
-        policy = policy_of(spec, seed=2)
+        policy = tiny_policy(seed=2)
         return {(s, m): gradient(auxiliary, policy, s, m, **run)[0] for s in (1, 2, 3) for m in (0, 1, 2)}
 
     first = draws()
@@ -157,11 +146,11 @@ def test_the_draw_depends_on_seed_step_and_mini_batch(spec):
     assert draws(seed=2) != first
 
 
-def test_of_fewer_completions_than_asked_for_all_are_drawn(spec):
-    assert drawn(scored(spec, num_drawn=99)) == [0, 1, 2, 3, 4]
+def test_of_fewer_completions_than_asked_for_all_are_drawn():
+    assert drawn(scored(num_drawn=99)) == [0, 1, 2, 3, 4]
 
 
-def test_completions_of_another_model_are_refused(spec):
-    stored = Stored(sequences=PACKED, logprobs=totals(spec, seed=2))
+def test_completions_of_another_model_are_refused():
+    stored = Stored(sequences=PACKED, logprobs=totals(seed=2))
     with pytest.raises(ConfigError, match=r"differ by \d+\.\d+ nats a token"):
-        Auxiliary(Squares(1), stored).begin(setup_of(policy_of(spec, seed=1)))
+        Auxiliary(Squares(1), stored).begin(setup_of(tiny_policy(seed=1)))

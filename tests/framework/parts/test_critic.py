@@ -2,7 +2,7 @@
 
 import math
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -10,14 +10,15 @@ from hydra.errors import InstantiationException
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from apo_lightning.advantages import GAE
+from apo_lightning.advantages import GAE, SignedReward
 from apo_lightning.errors import ConfigError, Preempted
+from apo_lightning.losses import GRPO
 from apo_lightning.parts.critic import Critic
 from apo_lightning.rollout.weight_sync import named_weights
 from apo_lightning.step.table import StepTable
 from apo_lightning.types import Advantages
 from factories import make_rollouts, make_setup
-from running import SIGNAL, read_metrics, run_train, train_tiny, training_rows, weights, without_clock
+from running import SIGNAL, on_one_and_two_ranks, read_metrics, train_tiny, training_rows, weights, without_clock
 
 CPU = torch.device("cpu")
 LEARNS = ("optimizer.lr=1e-2", "algo.critic.optimizer.lr=1e-2", "data.max_completion_tokens=12")
@@ -107,11 +108,32 @@ def same(one, other):
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
+@dataclass(frozen=True)
+class RewardOfAll(SignedReward):
+    """`SignedReward(1, 0)` with nothing dropped."""
+
+    positive_weight: float = 1.0
+    negative_weight: float = 0.0
+
+    def __call__(self, inputs):
+        values = super().__call__(inputs).values.abs()
+        return Advantages(values=values, keep=torch.ones_like(values, dtype=torch.bool))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeGRPO(GRPO):
+    """GRPO that runs every kept token."""
+
+    @property
+    def needs(self):
+        return replace(super().needs, gradient_on="all")
+
+
 def test_a_critic_that_stays_at_zero_is_the_signed_reward_of_all_to_the_bit(tmp_path):
     zero = ("algo=ppo", SEPARATE, "algo.advantage.whiten=none", "algo.critic.optimizer.lr=0")
     found = train_tiny(tmp_path / "critic", *SIGNAL, *LEARNS, *zero)
-    plain = ("algo=ppo", "algo.critic=null", "algo.loss._target_=critic_cases.WholeGRPO")
-    rewards = ("~algo.advantage", "+algo.advantage._target_=critic_cases.RewardOfAll")
+    plain = ("algo=ppo", "algo.critic=null", f"algo.loss._target_={__name__}.WholeGRPO")
+    rewards = ("~algo.advantage", f"+algo.advantage._target_={__name__}.RewardOfAll")
     expected = train_tiny(tmp_path / "plain", *SIGNAL, *LEARNS[:1], *LEARNS[2:], *plain, *rewards)
     assert same(weights(expected), weights(found))
     for one, other in zip(training_rows(tmp_path / "plain"), training_rows(tmp_path / "critic"), strict=True):
@@ -201,10 +223,7 @@ def test_what_cannot_be_is_named_before_weights_are_loaded(options, words, tmp_p
 )
 def test_two_ranks_are_one_process(options, tmp_path):
     sizes = ("group_size=8", "tokens_per_microbatch=256", "data.num_validation=8", *LEARNS)
-    alone, *others = (
-        run_train(tmp_path / trainer, *sizes, f"trainer={trainer}", *options)
-        for trainer in ("cpu", "ddp_cpu2", "fsdp_cpu2")
-    )
+    alone, *others = on_one_and_two_ranks(tmp_path, ("ddp_cpu2", "fsdp_cpu2"), *sizes, *options)
     for together in others:
         for one, two in zip(alone, together, strict=True):
             named = [name for name in one if name.startswith(("train/", "apo/", "critic/"))]

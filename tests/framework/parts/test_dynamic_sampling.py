@@ -22,7 +22,7 @@ from apo_lightning.run import prepare
 from apo_lightning.types import AdvantageInputs, Needs, Rollouts, concatenate, mixed
 from composing import composed
 from factories import SETTINGS, make_prompt
-from running import RUN, SIGNAL, run_train, train_tiny, training_rows, weights, without_clock
+from running import RUN, SIGNAL, on_one_and_two_ranks, train_tiny, training_rows, weights, without_clock
 
 # Of two completions, each right half of the time, half of the groups are mixed.
 DAPO = ("algo=dapo", "group_size=2", "optimizer.lr=1e-2", "data.max_completion_tokens=6")
@@ -206,7 +206,7 @@ def test_stopped_within_a_step_it_goes_on_as_if_nothing_had_happened(uninterrupt
 @pytest.mark.slow
 def test_two_ranks_select_the_groups_that_one_process_does(tmp_path):
     sizes = (*DAPO, *WRITTEN, "trainer.max_steps=3", "optimizer.lr=1e-3")
-    alone, together = (run_train(tmp_path / trainer, *sizes, f"trainer={trainer}") for trainer in ("cpu", "ddp_cpu2"))
+    alone, together = on_one_and_two_ranks(tmp_path, ["ddp_cpu2"], *sizes)
     assert {float(row["sampling/num_rounds"]) for row in alone} != {1.0}
     for step, (one, two) in enumerate(zip(alone, together, strict=True), start=1):
         for name in (name for name in one if name.startswith(("train/", "sampling/", "reward/"))):

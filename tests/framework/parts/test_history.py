@@ -3,13 +3,10 @@
 import json
 from dataclasses import replace
 
-import torch
-import torch.distributed as dist
-
 from apo_lightning.parts.history import MAX_ANSWER_CHARACTERS, MAX_ANSWERS, History
 from apo_lightning.types import PromptRecord, Rollouts, Verdict
 from factories import make_prompt, make_rollouts
-from processes import on_two_ranks
+from processes import in_a_group
 
 
 def rollouts(**answers: str) -> Rollouts:
@@ -65,18 +62,15 @@ def test_a_prompts_record_is_bounded():
     assert (record.answers["x0"], max(map(len, record.answers))) == (3, 4)
 
 
-def in_parts(rank, folder):
-    torch.set_num_threads(1)
-    alone = History()
-    for step in STEPS:
-        alone.add(step)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
+def in_parts(rank, folder, alone):
     shared = History()
     for step in STEPS:
         shared.add(take(step, [i for i in range(len(step.prompts)) if (i + rank) % 2]))
-    dist.destroy_process_group()
-    assert json.dumps(shared.state_dict()) == json.dumps(alone.state_dict())
+    assert json.dumps(shared.state_dict()) == alone
 
 
 def test_two_ranks_have_the_history_of_one(tmp_path):
-    on_two_ranks(in_parts, tmp_path)
+    alone = History()
+    for step in STEPS:
+        alone.add(step)
+    in_a_group(in_parts, tmp_path, json.dumps(alone.state_dict()))

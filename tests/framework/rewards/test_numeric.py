@@ -12,77 +12,32 @@ def status(completion: str, gold: str, take: str = "first") -> str:
     return NumericReward(take).score([completion], [gold])[0].status
 
 
-@pytest.mark.parametrize(
-    ("completion", "gold"),
-    [
-        (" 18", "18"),
-        (" 18.\nNext: 4 + 4 = 9", "18"),
-        ("18.0", "18"),
-        ("+18", "18"),
-        ("018", "18"),
-        ("-3", "-3"),
-        ("−3", "-3"),
-        ("$-3", "-3"),
-        (r"-\$3", "-3"),
-        ("$1,234.50", "1234.5"),
-        ("1,234,567", "1234567"),
-        ("12/4 of it", "3"),
-        ("-1/2", "-0.5"),
-        (".5", "1/2"),
-        ("0.1", "1/10"),
-        (r"7, no: \boxed{18}", "18"),
-        (r"\boxed{$1{,}800$.}", "1800"),
-        (r"\boxed{18 \text{ cm}}", "18"),
-        (r"\boxed{18}. Answer: 7", "18"),
-        ("13 plus 5\n#### 18", "18"),
-        ("7\n**Answer:** $18$.", "18"),
-        ("answer: 18 apples", "18"),
-        ("Answer: 20%", "20"),
+# status: completions, each of 18 or of the number before "|"
+JUDGED = {
+    "correct": [
+        " 18", " 18.\nNext: 4 + 4 = 9", "18.0", "+18", "018", "-3|-3", "-3|−3", "-3|$-3", r"-3|-\$3",
+        "1234.5|$1,234.50", "1234567|1,234,567", "3|12/4 of it", "-0.5|-1/2", "1/2|.5", "1/10|0.1",
+        r"7, no: \boxed{18}", r"1800|\boxed{$1{,}800$.}", r"\boxed{18 \text{ cm}}", r"\boxed{18}. Answer: 7",
+        "13 plus 5\n#### 18", "7\n**Answer:** $18$.", "answer: 18 apples", "20|Answer: 20%",
     ],
-)
-def test_the_same_number_in_another_form_is_correct(completion: str, gold: str):
-    assert status(completion, gold) == "correct"
-
-
-@pytest.mark.parametrize(
-    ("completion", "gold"),
-    [
-        ("19", "18"),
-        ("-18", "18"),
-        ("1", "18"),
-        ("180", "18"),
-        ("1,8", "18"),
-        ("0.3333333333333333333333333333333333", "1/3"),
-        ("9007199254740993", "9007199254740992"),  # equal as floats
-        (r"18 is \boxed{19}", "18"),
-        ("18\nAnswer: 19", "18"),
+    "incorrect": [
+        "19", "-18", "1", "180", "1,8", "1/3|0.3333333333333333333333333333333333",
+        "9007199254740992|9007199254740993",  # equal as floats
+        r"18 is \boxed{19}", "18\nAnswer: 19",
     ],
-)
-def test_another_number_is_incorrect(completion: str, gold: str):
-    assert status(completion, gold) == "incorrect"
-
-
-@pytest.mark.parametrize(
-    "completion",
-    [
-        "",
-        "eighteen",
-        r"\boxed{}",
-        r"18 is \boxed{eighteen}",
-        r"\boxed{\sqrt{18}}",
-        r"\boxed{18x}",
-        r"\boxed{18, 19}",
+    "unparsed": [
+        "", "eighteen", r"\boxed{}", r"18 is \boxed{eighteen}", r"\boxed{\sqrt{18}}", r"\boxed{18x}", r"\boxed{18, 19}",
         r"\boxed{\frac{18}{1}}",
         r"it is \boxed{18",  # cut at the token limit
-        "Answer: thirteen plus 5 is 18",
-        "18/0",
-        "-",
-        "$",
-        "\x00",
+        "Answer: thirteen plus 5 is 18", "18/0", "-", "$", "\x00",
     ],
-)
-def test_a_completion_that_states_no_single_number_is_unparsed(completion: str):
-    assert status(completion, "18") == "unparsed"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("verdict", "text"), [(verdict, text) for verdict, texts in JUDGED.items() for text in texts])
+def test_a_number_in_any_form_is_correct_another_incorrect_and_no_single_one_unparsed(verdict: str, text: str):
+    gold, _, completion = text.rpartition("|")
+    assert status(completion, gold or "18") == verdict
 
 
 def test_a_prefilled_sum_takes_the_first_number_and_a_derivation_the_last():

@@ -19,7 +19,4 @@ def test_a_run_survives_one_per_cent_of_errors_and_not_more():
     with pytest.raises(VerifierError, match="2 of 199 completions"):
         check_error_rate(verdicts(incorrect=197, error=2))
     check_error_rate(verdicts(correct=1, error=1), limit=0.5)
-
-
-def test_a_policy_cannot_stop_the_run_with_answers_that_hang_or_say_nothing():
-    check_error_rate(verdicts(timeout=50, unparsed=50))
+    check_error_rate(verdicts(timeout=50, unparsed=50))  # a policy cannot stop the run with what hangs or says nothing

@@ -3,7 +3,7 @@ import torch
 
 from apo_lightning.advantages import GAE, GroupNormalized, PassAtK, advantages_of
 from apo_lightning.errors import ConfigError
-from apo_lightning.rewards import CallableReward, NumericReward, WeightedRewards
+from apo_lightning.rewards import NumericReward, WeightedRewards
 from apo_lightning.step.step_metrics import reward_metrics
 from apo_lightning.types import AdvantageInputs, Prompt
 from factories import make_rollouts
@@ -55,13 +55,6 @@ def test_each_function_is_logged_apart_with_its_none():
         "reward/second/num_none": 2.0,
     }
     assert reward_metrics(make_rollouts(["correct"], 1)) == {}
-
-
-def test_one_function_of_weight_one_is_that_function():
-    function = giving(0.1, 1.0, 1 / 3)
-    single, several = CallableReward(function), WeightedRewards({"only": function})
-    for one, other in zip(score(single, *"abc"), score(several, *"abc"), strict=True):
-        assert (one.reward, one.status, one.extracted) == (other.reward, other.status, other.extracted)
 
 
 def test_the_named_function_decides_what_is_correct_and_rewards_are_functions_too():

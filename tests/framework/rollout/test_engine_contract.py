@@ -28,6 +28,6 @@ def bench(request, tmp_path_factory):
     bench.close()
 
 
-@pytest.mark.parametrize("contract", [contract.__name__ for contract in CONTRACTS])
+@pytest.mark.parametrize("contract", CONTRACTS)
 def test_contract(bench, contract):
     bench.run(contract)

@@ -36,23 +36,17 @@ def test_apo_trains_through_vllm_and_every_sync_arrives(runs):
     assert len({row["train/entropy"] for row in rows}) == 3
 
 
-def test_two_runs_of_one_seed_leave_the_same_rollouts_byte_for_byte(runs):
+def test_two_runs_of_one_seed_leave_the_same_rollouts_and_weights_byte_for_byte_from_one_compile_cache(runs):
     first, second = (sorted((folder / "rollouts").glob("*.jsonl")) for folder, _ in runs)
     assert [path.name for path in first] == [f"step_{step:06d}.jsonl" for step in (1, 2, 3)]
     for one, two in zip(first, second, strict=True):
         assert one.read_bytes() == two.read_bytes()
     line = json.loads(first[0].read_text().splitlines()[0])
     assert {"problem", "completion", "answer", "status", "reward"} <= line.keys()
-
-
-def test_two_runs_of_one_seed_end_in_the_same_weights(runs):
     hashes = [json.loads((folder / "summary.json").read_text())["weights_sha256"] for folder, _ in runs]
     assert hashes[0] == hashes[1]
     exported = [(folder / "checkpoints" / "final" / "model.safetensors").read_bytes() for folder, _ in runs]
     assert exported[0] == exported[1]
-
-
-def test_two_runs_start_vllm_from_one_folder_with_one_key_in_its_compile_cache(runs):
     starts = [re.findall(r"started from (\S+);.*key: (\w+)", (folder / "run.log").read_text()) for folder, _ in runs]
     assert len(starts[0]) == 1
     assert starts[0] == starts[1]

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from apo_lightning.rollout.weight_sync import logprob_gap, publish
 from engine_bench import context, make_engine, reference_logprobs, tiny_llama
 from engine_contract import request
-from processes import on_two_ranks
+from processes import in_a_group
 
 VLLM = [
     pytest.mark.vllm,
@@ -21,10 +21,8 @@ VLLM = [
 ]
 
 
-def work(rank, engine_name, folder):
+def work(rank, folder, engine_name):
     os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     whole, policy = tiny_llama(tied=True), tiny_llama(tied=True)
     for layer in policy.model.layers:
         fully_shard(layer)
@@ -46,10 +44,9 @@ def work(rank, engine_name, folder):
     dist.all_reduce(total)
     assert total.item() == 3.0
     dist.barrier()  # a rank that leaves first can abort the other's last transfer
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("engine_name", ["transformers", pytest.param("vllm", marks=VLLM)])
 def test_each_rank_samples_from_the_whole_policy(engine_name, tmp_path):
     tiny_llama(tied=True).config.save_pretrained(tmp_path)
-    on_two_ranks(work, engine_name, str(tmp_path))
+    in_a_group(work, tmp_path, engine_name)

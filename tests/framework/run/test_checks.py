@@ -1,8 +1,6 @@
 """Each thing that cannot work is one line, before any weights are loaded."""
 
 import os
-import subprocess
-import sys
 from unittest.mock import patch
 
 import pytest
@@ -11,8 +9,7 @@ import torch
 from apo_lightning.errors import ConfigError
 from apo_lightning.run import prepare
 from apo_lightning.run.user_message import user_message
-from composing import ROOT, composed
-from processes import start_script
+from composing import composed
 
 TINY = ("model=tiny", "engine=transformers", "callbacks=none")
 
@@ -71,32 +68,3 @@ def test_a_rank_that_is_not_told_where_the_others_are_does_not_wait_for_them(mon
     for variables in ({"MASTER_PORT": "29500"}, {"SLURM_NTASKS": "2", "SLURM_JOB_NAME": "train"}):
         with patch.dict(os.environ, variables):
             prepare(composed(*tiny, "trainer=fsdp_cpu2"))
-
-
-@pytest.mark.slow
-def test_the_command_line_ends_with_one_line_and_a_status(tmp_path):
-    command = [sys.executable, "train.py", *TINY, "prompts_per_minibatch=5", f"hydra.run.dir={tmp_path}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert done.stderr.strip().splitlines() == [
-        "error: prompts_per_minibatch is 5, which does not divide prompts_per_step 16: the last optimizer step of a "
-        "rollout would weigh its tokens differently"
-    ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("algo=foo", ("algo/foo", "apo_naive")),
-        ("algo.loss.foo=1", ("foo",)),
-        # Taken for a list it would be its letters, each of them a token.
-        ("model.stop_tokens=abc", ("model.stop_tokens is 'abc': ",)),
-    ],
-)
-def test_an_unknown_group_key_or_kind_of_value_is_one_line(override, words, tmp_path):
-    script = start_script("train.py", *TINY, override, f"hydra.run.dir={tmp_path}")
-    assert script.wait() == [1]
-    (line,) = script.said.strip().splitlines()
-    assert line.startswith("error: ")
-    assert all(word in line for word in words)

@@ -4,18 +4,13 @@ On the random model the runs of one method are the same run; one of the three is
 """
 
 import math
-import os
-from pathlib import Path
 
 import pytest
-import torch
 from omegaconf import DictConfig, OmegaConf
 
-from apo_lightning.run import train
 from benchmarks.shared.runs import write_stub
 from composing import PAPER, composed
-from processes import on_two_ranks
-from running import training_rows
+from running import train_on_two_ranks, training_rows
 
 pytestmark = pytest.mark.slow(40)
 OPTIONS = (
@@ -34,8 +29,8 @@ OPTIONS = (
 )
 
 
-def configured(name: str) -> DictConfig:
-    return composed(f"experiment=paper/{name}", *OPTIONS, "reward.function._target_=rewarding.even_start")
+def configured(name: str, *overrides: str) -> DictConfig:
+    return composed(f"experiment=paper/{name}", *OPTIONS, "reward.function._target_=rewarding.even_start", *overrides)
 
 
 def different_runs() -> list[str]:
@@ -50,23 +45,12 @@ def different_runs() -> list[str]:
     return list(first.values())
 
 
-def start_all(rank: int, folder: Path, names: list[str]) -> None:
-    """All experiments one after the other, in one process a rank: a fresh process for each would import for minutes."""
-    torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
-    os.environ.update(MASTER_PORT="29733", TORCHELASTIC_RUN_ID="test")
-    for name in names:
-        cfg = configured(name)
-        cfg.data.path = str(folder / "stub.jsonl")
-        train(cfg, folder / name)
-    torch.distributed.destroy_process_group()
-
-
 def test_every_run_of_the_paper_starts_and_learns_on_two_sharding_processes(tmp_path):
     write_stub(tmp_path / "stub.jsonl")
     names = different_runs()
     assert len(names) == 8
-    on_two_ranks(start_all, tmp_path, names)
+    # In one process a rank: a fresh one for each would import for minutes.
+    train_on_two_ranks(*((configured(name, f"data.path={tmp_path / 'stub.jsonl'}"), tmp_path / name) for name in names))
     for name in names:
         rows = training_rows(tmp_path / name)
         assert [row["step"] for row in rows] == ["1", "2"], name

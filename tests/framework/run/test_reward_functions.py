@@ -7,7 +7,7 @@ import pytest
 from apo_lightning.errors import ConfigError
 from apo_lightning.run.training import prepare
 from composing import composed
-from running import RUN, run, run_train, train_tiny, without_clock
+from running import RUN, on_one_and_two_ranks, run, train_tiny, without_clock
 
 
 def function(name, target):
@@ -52,7 +52,7 @@ def test_one_function_of_weight_one_trains_the_same_weights(tmp_path):
 @pytest.mark.slow
 def test_two_ranks_log_what_one_process_logs(tmp_path):
     options = ("reward.function._target_=rewarding.logged_even_start", "algo=grpo")
-    one, two = run_train(tmp_path / "one", *options), run_train(tmp_path / "two", *options, "trainer=ddp_cpu2")
+    one, two = on_one_and_two_ranks(tmp_path, ["ddp_cpu2"], *options)
     for row, other in zip(one, two, strict=True):
         for key in ("train/reward", "reward/metric/tokens", "reward/num_unparsed", "train/grad_norm"):
             assert float(row[key]) == pytest.approx(float(other[key]), rel=1e-5), key

@@ -28,6 +28,8 @@ from composing import composed
         ("algo.loss.exclude_sampled=no", "algo.loss.exclude_sampled is 'no': it should be a valid boolean"),
         ("trainer.max_steps=1e3", "trainer.max_steps is 1000.0: it should be a valid integer"),
         ("trainer.max_steps=null", "trainer.max_steps is null: it should be a valid integer"),
+        # Taken for a list it would be its letters, each of them a token.
+        ("model.stop_tokens=abc", "model.stop_tokens is 'abc': "),
         ("kv_cache_gib=x", "engine.vllm.kv_cache_gib is 'x': it should be a valid "),
     ],
 )

@@ -1,12 +1,10 @@
 """Completions that run on another rank than the one that sampled them, between two real processes."""
 
 from dataclasses import replace
-from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from apo_lightning.losses import APO
 from apo_lightning.model.packing import padding_microbatch
@@ -15,7 +13,7 @@ from apo_lightning.step.assignment import assign, assign_at_home
 from apo_lightning.step.table import StepTable
 from apo_lightning.types import Advantages, TokenStatistics
 from factories import Alone, make_rollouts
-from processes import on_two_ranks
+from processes import in_a_group
 
 CPU = torch.device("cpu")
 LENGTHS = [[3, 1], [2, 4]]
@@ -43,9 +41,6 @@ def sampled(rank):
 
 
 def on_each_rank(rank, folder):
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2, timeout=timedelta(minutes=3)
-    )
     ranks = Two(rank)
     rollouts, advantages = sampled(rank)
     assignment = assign(rollouts, advantages, APO().needs, 1, ranks, CPU)
@@ -86,8 +81,7 @@ def on_each_rank(rank, folder):
     assert _largest_gap(table, ranks) == (pytest.approx(0.5), 4)
     table.old_logprobs[:] = torch.nan
     assert all(part.token_index.numel() == 0 for part in [padding_microbatch(CPU), table.some_microbatch([], 8)])
-    dist.destroy_process_group()
 
 
 def test_what_is_found_elsewhere_comes_back_and_each_engine_is_judged_by_its_own_samples(tmp_path):
-    on_two_ranks(on_each_rank, tmp_path)
+    in_a_group(on_each_rank, tmp_path)

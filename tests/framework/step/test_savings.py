@@ -18,7 +18,7 @@ from apo_lightning.model.policy import Policy
 from apo_lightning.module import RLVRModule
 from apo_lightning.parts.engine_check import EngineCheck
 from apo_lightning.types import Needs
-from running import SIGNAL, run_train, train_tiny, training_rows
+from running import SIGNAL, on_one_and_two_ranks, train_tiny, training_rows
 from running import weights as final_weights
 
 # Groups of two, so that every other one is all right or all wrong; eps=1, so that Adam does not blow up the last bits;
@@ -158,6 +158,7 @@ def test_a_diagnostic_sees_all_tokens_and_moves_no_other_number(tmp_path, calls,
     for values in (due.tokens.entropy, due.tokens.max_prob, due.tokens.old_logprobs, due.tokens.ref_logprobs):
         assert values.isfinite().all()
     assert watched_rows[1]["support/num_tokens"] == len(due.tokens.entropy)
+    assert [row["support/num_tokens"] > 0 for row in watched_rows] == [False, True, False]
     assert all(torch.equal(alone[name], watched[name]) for name in alone)
     for row, other in zip(rows, watched_rows, strict=True):
         for name in ("entropy", "max_prob", "entropy_updated", "skipped_fraction", "loss", "ratio_updated"):
@@ -238,10 +239,7 @@ def test_ranks_of_which_some_have_nothing_to_run_make_the_run_that_one_process_m
     optimizer = ("optimizer.lr=1e-3", "optimizer.eps=1", "optimizer.weight_decay=0.5")
     for reward, trainers in (("even_start", ("ddp_cpu2", "fsdp_cpu2")), ("never", ("fsdp_cpu2",))):
         function = f"reward.function._target_=rewarding.{reward}"
-        alone, *others = (
-            run_train(tmp_path / reward / trainer, f"trainer={trainer}", *sizes, *optimizer, function)
-            for trainer in ("cpu", *trainers)
-        )
+        alone, *others = on_one_and_two_ranks(tmp_path / reward, trainers, *sizes, *optimizer, function)
         skipped = [float(row["train/skipped_fraction"]) for row in alone]
         assert any(0 < fraction < 1 for fraction in skipped) if reward == "even_start" else min(skipped) == 1
         for together in others:

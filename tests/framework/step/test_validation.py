@@ -1,7 +1,5 @@
 """Ranks divide a held-out batch, and have it whole again: each problem once, in its order."""
 
-from dataclasses import replace
-
 import lightning.pytorch as pl
 import pytest
 from hypothesis import given
@@ -9,24 +7,12 @@ from hypothesis import strategies as st
 
 from apo_lightning.errors import VerifierError
 from apo_lightning.step.validation import ValidationPass, restore_prompt_order
+from apo_lightning.types import concatenate
 from factories import make_rollouts
 
 
 def trainer(**settings):
     return pl.Trainer(accelerator="cpu", logger=False, check_val_every_n_epoch=None, **settings)
-
-
-def part(rollouts, prompts):
-    """What a rank samples of these prompts."""
-    size = rollouts.group_size
-    samples = [rollouts.prompts.index(prompt) * size + sample for prompt in prompts for sample in range(size)]
-    return replace(
-        rollouts,
-        prompts=tuple(prompts),
-        completions=tuple(rollouts.completions[b] for b in samples),
-        texts=tuple(rollouts.texts[b] for b in samples),
-        verdicts=tuple(rollouts.verdicts[b] for b in samples),
-    )
 
 
 @given(num_prompts=st.integers(1, 9), world_size=st.integers(1, 5), group_size=st.integers(1, 3))
@@ -38,9 +24,10 @@ def test_shares_put_together_are_the_batch_whatever_the_number_of_ranks(num_prom
     held_out = ValidationPass(["sums"])
     shares = [held_out.share(whole.prompts, rank, world_size) for rank in range(world_size)]
     assert all(shares), "a rank without a problem would not check its engine"
-    assert restore_prompt_order([part(whole, share) for share in shares], num_prompts) == whole
-    sampled = sum(len(share) for share in shares)
-    assert sampled == max(num_prompts, world_size), "work is divided, not done over"
+    groups = dict(zip(whole.prompts, whole.groups, strict=True))
+    sampled = [concatenate([groups[prompt] for prompt in share]) for share in shares]
+    assert restore_prompt_order(sampled, num_prompts) == whole
+    assert sum(map(len, shares)) == max(num_prompts, world_size), "work is divided, not done over"
 
 
 @pytest.mark.parametrize(("last", "steps", "due"), [(None, 4, False), (4, 4, False), (0, 4, True), (0, 3, False)])

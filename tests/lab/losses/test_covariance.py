@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apo_lab.losses import ClipCov, KLCov
-from apo_lab.losses.covariance import MinibatchTokens
+from apo_lab.losses.minibatch_tokens import MinibatchTokens
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import GRPO
 from apo_lightning.types import LossInputs
