@@ -35,10 +35,10 @@ class ChatFormat:
                 assistant's turn. Templates such as Mistral's do that without being asked.
         """
         plain, parts = (cls(tokenizer=tokenizer, system=tuple(system), reads_parts=each) for each in (False, True))
-        text, failure = plain._attempt(QUESTION)
+        text, failure = plain.attempt(QUESTION)
         found, opened = plain, text.rpartition(QUESTION)[2].strip()
         if QUESTION not in text:
-            text_of_parts, _ = parts._attempt(QUESTION)
+            text_of_parts, _ = parts.attempt(QUESTION)
             # Python's own way of printing a part means that the template has not read it.
             if QUESTION not in text_of_parts or "'type': 'text'" in text_of_parts:
                 raise failure or ConfigError(
@@ -46,7 +46,7 @@ class ChatFormat:
                     f"{REMEDY}"
                 )
             found, opened = parts, text_of_parts.rpartition(QUESTION)[2].strip()
-        unopened, _ = found._attempt(QUESTION, opens=False)
+        unopened, _ = found.attempt(QUESTION, opens=False)
         if unopened.rpartition(QUESTION)[2].strip() == opened != found.around_answer()[0].strip():
             raise ConfigError(
                 f"{plain.name} does not open the assistant's turn (add_generation_prompt changes nothing), so that "
@@ -76,12 +76,12 @@ class ChatFormat:
 
     def around_answer(self) -> tuple[str, str, str]:
         """What stands before an answer, after a last one, and between one and the next message; empty if none does."""
-        alone, _ = self._attempt(QUESTION, ANSWER, opens=False)
-        followed, _ = self._attempt(QUESTION, ANSWER, FOLLOW_UP, opens=False)
+        alone, _ = self.attempt(QUESTION, ANSWER, opens=False)
+        followed, _ = self.attempt(QUESTION, ANSWER, FOLLOW_UP, opens=False)
         before, after = alone.rpartition(ANSWER)[0].rpartition(QUESTION)[2], alone.partition(ANSWER)[2]
         return before, after, followed.partition(ANSWER)[2].partition(FOLLOW_UP)[0]
 
-    def _attempt(self, *turns: str, opens: bool = True) -> tuple[str, ConfigError | None]:
+    def attempt(self, *turns: str, opens: bool = True) -> tuple[str, ConfigError | None]:
         """The text of a conversation that the user begins, or why there is none."""
         roles = ("user", "assistant", "user")
         messages = [{"role": role, "content": text} for role, text in zip(roles, turns, strict=False)]
