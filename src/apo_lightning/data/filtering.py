@@ -75,14 +75,14 @@ def filter_rows(
 
 
 def count_repeated(rows: Sequence[Row]) -> str:
-    """One line on problems that are there more than once; empty where there are none.
+    """One line on problems that are there more than once, near copies with them; empty where there are none.
 
     Example:
         >>> rows = [Row(id=str(i), problem="1 + 1", answer=answer) for i, answer in enumerate("223")]
         >>> count_repeated([*rows, Row(id="3", problem="2 + 2", answer="4")])
         '1 problem occurs more than once (3 of 4 rows), 1 with different answers'
     """
-    repeated = [group for group in _by_problem(rows).values() if len(group) > 1]
+    repeated = [group for group in _by_problem(rows, near_copies=True).values() if len(group) > 1]
     if not repeated:
         return ""
     found = f"{len(repeated)} problem{' occurs' if len(repeated) == 1 else 's occur'} more than once"
