@@ -14,7 +14,7 @@ from torch import Tensor
 from apo_lab.coverage.ratio import ratio_estimate
 from apo_lab.coverage.records import CoverageResult
 from apo_lightning.common.hashing import hash64
-from apo_lightning.data import HubDataset, ProblemSet, PromptTemplate, Row, build_prompt
+from apo_lightning.data import HubDataset, ProblemSet, PromptTemplate, Row, build_prompts
 from apo_lightning.data.filtering import normalised_problem
 from apo_lightning.data.prompts import PLACEHOLDER
 from apo_lightning.errors import ConfigError
@@ -132,10 +132,8 @@ class OracleCoverage:
             ConfigError: every solution is too long, or there is no template.
         """
         template = PromptTemplate(instruction=self.instruction, system=self.system, base_template=prompt_template)
-        placeholder, *prompts = (
-            build_prompt(row, policy.tokenizer, template, source=self.name)
-            for row in (Row(id="", problem=PLACEHOLDER, answer=""), *problems.rows)
-        )
+        rows = [Row(id="", problem=PLACEHOLDER, answer=""), *problems.rows]
+        placeholder, *prompts = build_prompts(rows, policy.tokenizer, template, source=self.name)
         solutions = [policy.tokenizer.encode(solution_of(row), add_special_tokens=False) for row in problems.rows]
         short = [i for i in range(len(prompts)) if len(prompts[i].token_ids) + len(solutions[i]) <= self.max_tokens]
         if not short:

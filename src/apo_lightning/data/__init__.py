@@ -4,7 +4,7 @@ from apo_lightning.data.arithmetic import ArithmeticSource
 from apo_lightning.data.datamodule import PromptDataModule
 from apo_lightning.data.files import HubDataset, ProblemSet
 from apo_lightning.data.filtering import FilterReport
-from apo_lightning.data.prompts import PromptTemplate, build_prompt
+from apo_lightning.data.prompts import PromptTemplate, build_prompt, build_prompts
 from apo_lightning.data.rows import Row
 from apo_lightning.data.sources import DatasetSource, Problems, ProblemSource
 
@@ -20,4 +20,5 @@ __all__ = [
     "PromptTemplate",
     "Row",
     "build_prompt",
+    "build_prompts",
 ]

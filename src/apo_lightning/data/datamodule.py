@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from apo_lightning.data.filtering import FilterReport
 from apo_lightning.data.order import PromptOrder
-from apo_lightning.data.prompts import PromptTemplate, build_prompt
+from apo_lightning.data.prompts import PromptTemplate, build_prompts
 from apo_lightning.data.rows import Row
 from apo_lightning.data.sources import ProblemSource
 from apo_lightning.errors import ConfigError
@@ -133,7 +133,7 @@ class PromptDataModule(LightningDataModule):
         return batch
 
     def _prompts(self, rows: Sequence[Row], source: str) -> list[Prompt]:
-        return [build_prompt(row, self.tokenizer, self.template, source=source) for row in rows]
+        return build_prompts(rows, self.tokenizer, self.template, source=source)
 
     def _fitting(self, prompts: list[Prompt]) -> list[Prompt]:
         return [prompt for prompt in prompts if len(prompt.token_ids) <= self.source.max_prompt_tokens]

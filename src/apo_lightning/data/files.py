@@ -9,7 +9,14 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from apo_lightning.data.rows import RecordLayout, Row, layout_of_file, require_unique_ids, row_from_record
+from apo_lightning.data.rows import (
+    HALF_CHARACTER,
+    RecordLayout,
+    Row,
+    layout_of_file,
+    require_unique_ids,
+    row_from_record,
+)
 from apo_lightning.errors import ConfigError, in_brief
 
 ROWS_PER_BATCH = 256
@@ -125,6 +132,9 @@ def _records(path: Path) -> Iterator[tuple[int, object]]:
                 record = json.loads(line)
             except ValueError as error:  # bad JSON or bad UTF-8
                 raise ConfigError(f"{path}:{number} is not valid JSON ({error}): fix or remove the line") from error
+            may_be_cut = b"\\u" in line or not line.isascii()
+            if may_be_cut and (half := HALF_CHARACTER.search(json.dumps(record, ensure_ascii=False))):
+                raise ConfigError(f"{path}:{number} has {half[0]!r}, half of a character: correct the line")
             yield number, record
 
 
@@ -134,5 +144,5 @@ def _parquet_records(path: Path) -> Iterator[object]:
         with pyarrow.parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(ROWS_PER_BATCH):
                 yield from batch.to_pylist()
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not a parquet file that can be read ({error}): download it again") from error

@@ -48,13 +48,16 @@ class FilterReport:
         )
 
 
-def filter_rows(rows: Sequence[Row], benchmarks: Sequence[Row] = ()) -> tuple[list[Row], FilterReport]:
+def filter_rows(
+    rows: Sequence[Row], benchmarks: Sequence[Row] = (), *, near_copies: bool = False
+) -> tuple[list[Row], FilterReport]:
     """Drop rows that should not be trained on. The first copy of a problem stays, and rows keep their order.
 
-    `benchmarks` are problems that must not be trained on. Of the counts, `num_rows` is the sum of all the others.
+    `benchmarks` are problems that must not be trained on. With `near_copies`, problems of one `normalised_problem` are
+    copies too. Of the counts, `num_rows` is the sum of all the others.
     """
     answered = [row for row in rows if row.answer]
-    groups = _by_problem(answered)
+    groups = _by_problem(answered, near_copies=near_copies)
     conflicting = {key for key, group in groups.items() if _contradicts(group)}
     unique = {key: group[0] for key, group in groups.items() if key not in conflicting}
 
@@ -72,14 +75,14 @@ def filter_rows(rows: Sequence[Row], benchmarks: Sequence[Row] = ()) -> tuple[li
 
 
 def count_repeated(rows: Sequence[Row]) -> str:
-    """One line on problems that are there more than once; empty where there are none.
+    """One line on problems that are there more than once, near copies with them; empty where there are none.
 
     Example:
         >>> rows = [Row(id=str(i), problem="1 + 1", answer=answer) for i, answer in enumerate("223")]
         >>> count_repeated([*rows, Row(id="3", problem="2 + 2", answer="4")])
         '1 problem occurs more than once (3 of 4 rows), 1 with different answers'
     """
-    repeated = [group for group in _by_problem(rows).values() if len(group) > 1]
+    repeated = [group for group in _by_problem(rows, near_copies=True).values() if len(group) > 1]
     if not repeated:
         return ""
     found = f"{len(repeated)} problem{' occurs' if len(repeated) == 1 else 's occur'} more than once"
@@ -87,10 +90,11 @@ def count_repeated(rows: Sequence[Row]) -> str:
     return f"{found} ({sum(map(len, repeated))} of {len(rows)} rows), {num_contradicting} with different answers"
 
 
-def _by_problem(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    groups: dict[str, list[Row]] = {}
+def _by_problem(rows: Sequence[Row], *, near_copies: bool = False) -> dict[tuple[str | None, str], list[Row]]:
+    groups: dict[tuple[str | None, str], list[Row]] = {}
     for row in rows:
-        groups.setdefault(normalised_problem(row.problem), []).append(row)
+        problem = normalised_problem(row.problem) if near_copies else row.problem
+        groups.setdefault((row.system, problem), []).append(row)
     return groups
 
 

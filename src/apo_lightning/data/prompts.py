@@ -1,18 +1,20 @@
 """Problem → prompt text and token ids, through a chat template or a base-model template."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from apo_lightning.data.rows import Row
-from apo_lightning.errors import ConfigError, in_brief
+from apo_lightning.data.chat_format import REMEDY, ChatFormat, Message
+from apo_lightning.data.rows import HALF_CHARACTER, Row
+from apo_lightning.errors import ConfigError
 from apo_lightning.types import Prompt
 
 PLACEHOLDER = "{problem}"
-TEMPLATE_DATE = "26 Jul 2024"
-"""Llama-3.2's chat template writes today's date by default: the same run would differ from day to day."""
+_LATEX = "abla|eg|eq?|ewline|exists|earrow|warrow|i|mid|ot|otin|u|leq|geq|less|gtr|sim|cong|parallel|subseteq|onumber"
+TYPED_BREAK = re.compile(rf"\\n(?!(?:{_LATEX})(?![a-z]))|\\[rt](?![a-z])")
+"""What is left of a line break or tab inside a quoted override; `\n` may begin a command of LaTeX."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +28,8 @@ class PromptTemplate:
             instruction goes. None: the tokenizer's chat template.
 
     Raises:
-        ConfigError: a template without `{problem}`, or a system message that a base template has no place for.
+        ConfigError: a template without `{problem}`, a system message that a base template has no place for, or a
+            backslash and an n where a line break is meant.
     """
 
     instruction: str = PLACEHOLDER
@@ -34,6 +37,16 @@ class PromptTemplate:
     base_template: str | None = None
 
     def __post_init__(self) -> None:
+        for name, text in (
+            ("instruction", self.instruction),
+            ("system", self.system),
+            ("prompt_template", self.base_template),
+        ):
+            if typed := TYPED_BREAK.search(text or ""):
+                raise ConfigError(
+                    f"{name} {text!r} has {typed[0]} as two characters, a backslash and a letter: for a line break "
+                    f"write $'…{name}=\"…\\n…\"' on the command line, or double quotes in a YAML file"
+                )
         if PLACEHOLDER not in self.instruction:
             raise ConfigError(f"instruction {self.instruction!r} has no {PLACEHOLDER}: say where the problem goes")
         if self.base_template is not None and PLACEHOLDER not in self.base_template:
@@ -51,45 +64,78 @@ class PromptTemplate:
         return self.instruction.replace(PLACEHOLDER, problem)
 
 
-def build_prompt(row: Row, tokenizer: PreTrainedTokenizerBase, template: PromptTemplate, *, source: str) -> Prompt:
-    """The prompt: the template around the problem, then the prefill.
+def build_prompts(
+    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, template: PromptTemplate, *, source: str
+) -> list[Prompt]:
+    """The prompts of rows: the template around each problem, then the prefill.
 
     A chat template writes its special tokens itself, so none are added; a base template gets the tokens that the
     tokenizer puts before any text, as in pre-training.
 
     Raises:
-        ConfigError: neither the model's config nor the tokenizer has a template, or the tokenizer's fails.
+        ConfigError: neither the model's config nor the tokenizer has a template, or what stands in a prompt is not the
+            row's problem and system message, whole and unchanged.
     """
-    messages = None
-    if template.base_template is not None:
-        text = template.base_template.replace(PLACEHOLDER, template.user_turn(row.problem)) + row.prefill
-    elif tokenizer.chat_template is None:
+    if template.base_template is None and tokenizer.chat_template is None:
         raise ConfigError(
             f"tokenizer {tokenizer.name_or_path!r} has no chat template: give the model a prompt_template "
             f"with {PLACEHOLDER} in it"
         )
-    else:
-        messages = [] if template.system is None else [{"role": "system", "content": template.system}]
-        messages.append({"role": "user", "content": template.user_turn(row.problem)})
-        try:
-            turn = tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, date_string=TEMPLATE_DATE
+    conversations = [_conversation(row, template) for row in rows]
+    chat = None
+    if template.base_template is None:
+        chat = ChatFormat.of(tokenizer, next(([*each[:-1]] for each in conversations if len(each) > 1), ()))
+    prompts = []
+    for row, messages in zip(rows, conversations, strict=True):
+        text = _rendered(row, messages, template, chat)
+        prompts.append(
+            Prompt(
+                id=row.id,
+                problem=row.problem,
+                answer=row.answer,
+                text=text,
+                token_ids=tuple(tokenizer.encode(text, add_special_tokens=chat is None)),
+                prefill=row.prefill,
+                source=source,
+                messages=None if chat is None else tuple(messages),
+                columns=row.columns,
             )
-        except (TemplateError, OverflowError) as error:
-            raise ConfigError(
-                f"tokenizer {tokenizer.name_or_path!r} has a chat template that cannot be rendered "
-                f"({in_brief(error)}): give the model a prompt_template with {PLACEHOLDER} in it"
-            ) from error
-        text = cast(str, turn) + row.prefill
-    token_ids = tokenizer.encode(text, add_special_tokens=template.base_template is not None)
-    return Prompt(
-        id=row.id,
-        problem=row.problem,
-        answer=row.answer,
-        text=text,
-        token_ids=tuple(token_ids),
-        prefill=row.prefill,
-        source=source,
-        messages=None if messages is None else tuple(messages),
-        columns=row.columns,
-    )
+        )
+    return prompts
+
+
+def build_prompt(row: Row, tokenizer: PreTrainedTokenizerBase, template: PromptTemplate, *, source: str) -> Prompt:
+    """The prompt of one row; see `build_prompts`."""
+    return build_prompts([row], tokenizer, template, source=source)[0]
+
+
+def _conversation(row: Row, template: PromptTemplate) -> list[Message]:
+    """The messages of a prompt; raises `ConfigError` where a system message of the row's has no place."""
+    system = template.system if row.system is None else row.system
+    if row.system is not None and (template.base_template is not None or template.system not in (None, row.system)):
+        taken = "data.system" if template.base_template is None else "model.prompt_template"
+        raise ConfigError(
+            f"problem '{row.id}' brings a system message, for which {taken} leaves no place: set {taken}=null"
+        )
+    messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    return [*messages, {"role": "user", "content": template.user_turn(row.problem)}]
+
+
+def _rendered(row: Row, messages: Sequence[Message], template: PromptTemplate, chat: ChatFormat | None) -> str:
+    """The text of a prompt; raises `ConfigError` unless every message stands in it as it is, up to blanks around it."""
+    if chat is None:
+        assert template.base_template is not None
+        text = template.base_template.replace(PLACEHOLDER, messages[-1]["content"])
+    else:
+        text = chat.render(messages)
+        for message in messages:
+            if message["content"].strip() not in text:
+                of_system = "write it into data.instruction and set data.system=null, or "
+                raise ConfigError(
+                    f"{chat.name} leaves out or changes the {message['role']} message of problem '{row.id}': "
+                    f"{of_system if message['role'] == 'system' else ''}{REMEDY}"
+                )
+    text += row.prefill
+    if half := HALF_CHARACTER.search(text):
+        raise ConfigError(f"the prompt of problem '{row.id}' has {half[0]!r}, half of a character: correct the problem")
+    return text

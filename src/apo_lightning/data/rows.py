@@ -16,6 +16,8 @@ ID_COLUMNS = ("id", "unique_id")
 OWN_COLUMNS = ("prompt", "completion", "completion_ids")
 """Not handed on to rewards as columns of the data set, as in TRL: rewards get these from the run."""
 
+HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+"""A surrogate without its other half, which JSON can escape and no file or tokenizer takes."""
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 DAPO_PREFIX = (
     "Solve the following math problem step by step. The last line of your response should be of the form "
@@ -36,6 +38,8 @@ class Row:
     """The gold answer; empty only for a worked solution without a `\\boxed{…}`."""
     prefill: str = ""
     """The start of the assistant's turn, which is given and not sampled."""
+    system: str | None = None
+    """The system message of a conversation; None: that of the template, if it has one."""
     solution: str | None = None
     columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """The record itself, without `OWN_COLUMNS`."""
@@ -47,7 +51,8 @@ class RecordLayout:
 
     Attributes:
         problem_column: None: the first of `problem`, `question`, `prompt` that is present. Either text or a
-            conversation of one user message. DAPO's own instruction around the problem is removed.
+            conversation of one user message, with or without a system message before it. DAPO's own instruction around
+            the problem is removed.
         answer_column: None: the first of `answer`, `target`, `reward_model.ground_truth`. A dot goes into a nested
             record. In a worked solution in GSM8K's style the answer follows the last `####`.
         answer_is_boxed: the column has a worked solution in MATH's style: the answer is its last `\boxed{…}`.
@@ -76,7 +81,7 @@ def row_from_record(record: object, layout: RecordLayout, *, where: str, default
     problem_columns = (layout.problem_column,) if layout.problem_column else PROBLEM_COLUMNS
     answer_columns = (layout.answer_column,) if layout.answer_column else ANSWER_COLUMNS
 
-    problem = _problem_text(_first(record, problem_columns, "problem", where), where)
+    system, problem = _conversation(_first(record, problem_columns, "problem", where), where)
     answer = _text(_first(record, answer_columns, "answer", where), "answer", where)
     for what, text in (("problem", problem), ("answer", answer)):
         if not text:
@@ -94,6 +99,7 @@ def row_from_record(record: object, layout: RecordLayout, *, where: str, default
         id=_text(row_id, "id", where),
         problem=problem,
         answer=answer,
+        system=system,
         solution=solution if isinstance(solution, str) else None,
         columns={column: value for column, value in record.items() if column not in OWN_COLUMNS},
     )
@@ -131,13 +137,20 @@ def _value(record: Mapping[str, Any], column: str) -> Any:
     return value
 
 
-def _problem_text(value: object, where: str) -> str:
+def _conversation(value: object, where: str) -> tuple[str | None, str]:
+    """The system message, if there is one, and the problem."""
+    system = None
     if isinstance(value, list):
-        message = value[0] if len(value) == 1 else None
-        if not isinstance(message, Mapping) or message.get("role") != "user":
-            raise ConfigError(f"{where} has a conversation as its problem ({value!r:.60}): expected one user message")
-        value = message.get("content")
-    return _text(value, "problem", where).removeprefix(DAPO_PREFIX).removesuffix(DAPO_SUFFIX).strip()
+        roles = [message.get("role") if isinstance(message, Mapping) else None for message in value]
+        if roles not in (["user"], ["system", "user"]):
+            raise ConfigError(
+                f"{where} has a conversation as its problem ({value!r:.60}): expected one user message, with or "
+                "without a system message before it"
+            )
+        *systems, value = (message.get("content") for message in value)
+        system = next((_text(each, "system message", where) for each in systems), None)
+    problem = _text(value, "problem", where).removeprefix(DAPO_PREFIX).removesuffix(DAPO_SUFFIX).strip()
+    return system or None, problem
 
 
 def _text(value: object, what: str, where: str) -> str:

@@ -57,6 +57,8 @@ class DatasetSource:
         num_validation: number of training problems held out, chosen by a hash of their text alone.
         validation: benchmarks to validate on, by name: each the path of a local file or a `ProblemSet`. The default is
             None, as Hydra's command line cannot add to an empty mapping.
+        near_copies: whether problems that differ in case, white space and spacing commands of LaTeX alone are copies of
+            one, of which the first is kept. False: only equal ones are.
         exclude: benchmarks whose problems are removed from the training set: paths or `ProblemSet`s.
         instruction, system: as in `PromptTemplate`.
         max_prompt_tokens: longer training prompts are dropped and counted.
@@ -71,6 +73,7 @@ class DatasetSource:
     hub: HubDataset | None = None
     num_validation: int = 0
     validation: Mapping[str, ProblemSet | str] | None = None
+    near_copies: bool = False
     exclude: Sequence[ProblemSet | str] = ()
     instruction: str = "{problem}"
     system: str | None = None
@@ -103,7 +106,7 @@ class DatasetSource:
         """
         validation = {name: _benchmark_rows(benchmark, name) for name, benchmark in self._benchmarks.items()}
         excluded = [row for benchmark in self.exclude for row in _problem_set(benchmark).rows("exclude")]
-        rows, report = filter_rows(self.rows(), excluded)
+        rows, report = filter_rows(self.rows(), excluded, near_copies=self.near_copies)
         if len(rows) <= self.num_validation:
             raise ConfigError(
                 f"nothing is left to train on after num_validation={self.num_validation} of {self.name}: {report}"

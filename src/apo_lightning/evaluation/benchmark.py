@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from apo_lightning.data.files import HubDataset, ProblemSet
-from apo_lightning.data.prompts import PLACEHOLDER, PromptTemplate, build_prompt
+from apo_lightning.data.prompts import PLACEHOLDER, PromptTemplate, build_prompt, build_prompts
 from apo_lightning.data.rows import Row
 from apo_lightning.data.sources import ProblemSource
 from apo_lightning.errors import ConfigError
@@ -99,7 +99,8 @@ class Benchmark:
         measured = rows[: self.limit]
         digest = hashlib.sha256()
         for row in measured:
-            digest.update(json.dumps([row.id, row.problem, row.answer]).encode())
+            of_system = [] if row.system is None else [row.system]
+            digest.update(json.dumps([row.id, row.problem, row.answer, *of_system]).encode())
         card = DataCard(
             source=self._origin, sha256=digest.hexdigest(), num_problems=len(measured), num_available=len(rows)
         )
@@ -114,7 +115,7 @@ class Benchmark:
             ConfigError: a prompt is longer than `max_prompt_tokens`; dropping it would silently change the benchmark.
         """
         template = self._template(prompt_template)
-        prompts = [build_prompt(row, tokenizer, template, source=self.name) for row in rows]
+        prompts = build_prompts(rows, tokenizer, template, source=self.name)
         for prompt in prompts:
             if len(prompt.token_ids) > self.max_prompt_tokens:
                 raise ConfigError(

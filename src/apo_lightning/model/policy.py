@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -20,7 +20,7 @@ from apo_lightning.logprobs import DetachedHead, reference_statistics, token_sta
 from apo_lightning.model.attention import SHARED_PROMPTS, attend_registered, attention_arguments, use_shared_prompts
 from apo_lightning.model.lora import has_adapters, merged_parameters, on_first_rank
 from apo_lightning.model.packing import Microbatch
-from apo_lightning.model.tokenizer import stop_token_id
+from apo_lightning.model.tokenizer import stop_token_ids
 from apo_lightning.types import ReferenceStatistics, TokenStatistics
 
 
@@ -71,9 +71,7 @@ class Policy(nn.Module):
         """All tokens that end a completion, ascending."""
         generation = self.model.generation_config
         declared = generation.eos_token_id if generation is not None else None
-        ids: list[Any] = [self.tokenizer.eos_token_id, *(declared if isinstance(declared, list) else [declared])]
-        ids += [stop_token_id(self.tokenizer, token) for token in self.stop_tokens]
-        return tuple(sorted({i for i in ids if i is not None}))
+        return stop_token_ids(self.tokenizer, declared, self.stop_tokens)
 
     def autocast(self) -> torch.autocast:
         """Context of forward passes: float32 weights, matrix products in `compute_dtype`."""

@@ -26,7 +26,7 @@ from transformers import (
 from apo_lightning.errors import ConfigError, in_brief
 from apo_lightning.model.attention import refuse_unsupported_attention
 from apo_lightning.model.lora import ADAPTER, has_adapters
-from apo_lightning.model.tokenizer import character_tokenizer, stop_token_id
+from apo_lightning.model.tokenizer import character_tokenizer, stop_token_id, stop_token_ids
 
 PACKAGE_PREFIX = "package://"
 
@@ -96,6 +96,17 @@ class PolicySpec:
             stop_token_id(tokenizer, token)
         return tokenizer
 
+    def load_generation_config(self) -> GenerationConfig:
+        """The folder's own, or what the model's config says in its place."""
+        if self.path is not None:
+            with contextlib.suppress(OSError):  # without the file, the model's config applies
+                return GenerationConfig.from_pretrained(self._locate()[0])
+        return GenerationConfig.from_model_config(self.load_config())
+
+    def stop_token_ids(self, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+        """All tokens that end a completion, ascending, as those of a `Policy` with the weights."""
+        return stop_token_ids(tokenizer, self.load_generation_config().eos_token_id, self.stop_tokens)
+
     def load_model(self, seed: int) -> PreTrainedModel:
         """The model with float32 weights, on the CPU.
 
@@ -122,9 +133,7 @@ class PolicySpec:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         _forget_quantization(model)
-        if self.path is not None:
-            with contextlib.suppress(OSError):  # without the file, the model's config applies
-                model.generation_config = GenerationConfig.from_pretrained(self._locate()[0])
+        model.generation_config = self.load_generation_config()
         return self._checked(model)
 
     def _checked(self, model: PreTrainedModel) -> PreTrainedModel:

@@ -90,3 +90,19 @@ it: '<|turn|>'
         f"model.stop_tokens has {token!r}, which is no token of the vocabulary; "
         f"{'near it' if near else 'special ones are'}: {names}"
     )
+
+
+def stop_token_ids(
+    tokenizer: PreTrainedTokenizerBase, declared: int | Sequence[int] | None, named: Sequence[str]
+) -> tuple[int, ...]:
+    """All tokens that end a completion, ascending: the tokenizer's, those that the model declares, and named ones.
+
+    `declared` is `eos_token_id` of a generation config.
+
+    Example:
+        >>> stop_token_ids(character_tokenizer(), [2, 5], ["<|turn|>"])
+        (1, 2, 5)
+    """
+    ids = [tokenizer.eos_token_id, *(declared if isinstance(declared, Sequence) else [declared])]
+    ids += [stop_token_id(tokenizer, token) for token in named]
+    return tuple(sorted({i for i in ids if isinstance(i, int)}))

@@ -16,6 +16,7 @@ from apo_lightning.checkpoints import load_snapshot
 from apo_lightning.common.console import quiet_libraries, say, show
 from apo_lightning.common.formatting import flatten
 from apo_lightning.data.filtering import count_repeated
+from apo_lightning.data.prompt_contract import check_prompts_of_model
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.benchmark import Benchmark
@@ -188,6 +189,8 @@ def _task(
         )
     template = evaluated.spec.prompt_template
     prompts = benchmark.prompts(rows, evaluated.tokenizer, template)
+    for line in check_prompts_of_model(prompts, evaluated.tokenizer, evaluated.spec):
+        say(line)
     check_prompts(benchmark.reward, prompts)
     settings = SamplingSettings(
         num_samples=benchmark.num_samples,

@@ -16,7 +16,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from apo_lightning.advantages import AdvantageEstimator, check_group_size, gae_of, needs_of
 from apo_lightning.checkpoints import CheckpointSettings
 from apo_lightning.checkpoints.resume import FREE
+from apo_lightning.common.console import say
 from apo_lightning.data.datamodule import PromptDataModule
+from apo_lightning.data.prompt_contract import check_prompts_of_model
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.losses.policy_loss import Importance
@@ -150,6 +152,8 @@ def prepare(cfg: DictConfig) -> Prepared:
         seed=cfg.seed,
     )
     data.prepare()
+    for line in check_prompts_of_model(data.prompts, tokenizer, model):
+        say(line)
     if dynamic_sampling is not None:
         dynamic_sampling.check(settings, len(data.train_prompts), advantage)
     check_prompts(reward, data.prompts)

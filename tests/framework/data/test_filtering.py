@@ -2,7 +2,7 @@
 
 import random
 import string
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
@@ -20,21 +20,21 @@ def letters(length, seed):
     return "".join(random.Random(seed).choices(string.ascii_lowercase, k=length))
 
 
-def test_of_copies_the_first_is_kept():
-    kept, report = filter_rows(
-        rows_of(
-            ("Find $x + 1$.", "1"),
-            ("find  $x+1$.", "1"),
-            ("Find\n$x\\,+\\;1$.", "1"),
-            ("Find $x$.", "1"),
-        )
-    )
-    assert [row.id for row in kept] == ["0", "3"]
-    assert (report.num_rows, report.num_duplicates, report.num_conflicting, report.num_kept) == (4, 2, 0, 2)
+@pytest.mark.parametrize(("near_copies", "ids"), [(True, ["0", "4"]), (False, ["0", "1", "2", "4"])])
+def test_of_copies_the_first_is_kept(near_copies, ids):
+    copies = ("Find $x + 1$.", "find  $x+1$.", "Find\n$x\\,+\\;1$.", "Find $x + 1$.", "Find $x$.")
+    kept, report = filter_rows(rows_of(*((problem, "1") for problem in copies)), near_copies=near_copies)
+    assert [row.id for row in kept] == ids
+    assert (report.num_rows, report.num_duplicates, report.num_conflicting) == (5, 5 - len(ids), 0)
+
+
+def test_one_problem_behind_two_system_messages_is_two_problems():
+    rows = [replace(row, system=row.id) for row in rows_of(("Find $x$.", "1"), ("Find $x$.", "2"))]
+    assert filter_rows(rows)[0] == rows
 
 
 def test_of_copies_that_disagree_none_is_kept():
-    kept, report = filter_rows(rows_of(("Find $x$.", "1"), ("find $x$.", "2"), ("Find $x$.", "1"), ("Find $y$.", "2")))
+    kept, report = filter_rows(rows_of(("Find $x$.", "1"), ("Find $x$.", "2"), ("Find $x$.", "1"), ("Find $y$.", "2")))
     assert [row.id for row in kept] == ["3"]
     assert (report.num_conflicting, report.num_duplicates, report.num_kept) == (3, 0, 1)
 
@@ -89,7 +89,7 @@ def test_contaminated_rows_are_dropped_and_counted():
 
 @given(st.lists(st.tuples(st.sampled_from(["p", "P", "q q", "qq", "r"]), st.sampled_from(["", "1", "2"]))))
 def test_the_counts_add_up(problems_and_answers):
-    kept, report = filter_rows(rows_of(*problems_and_answers), benchmarks=rows_of(("r", "1")))
+    kept, report = filter_rows(rows_of(*problems_and_answers), benchmarks=rows_of(("r", "1")), near_copies=True)
     counts = {item.name: getattr(report, item.name) for item in fields(report)}
     assert counts.pop("num_rows") == len(problems_and_answers) == sum(counts.values())
     assert report.num_kept == len(kept) == len({normalised_problem(row.problem) for row in kept})

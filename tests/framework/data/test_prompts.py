@@ -1,5 +1,7 @@
 """The text that the policy reads, and its tokens."""
 
+from dataclasses import replace
+
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -63,11 +65,28 @@ def test_a_problem_with_braces_is_put_in_as_it_is():
         ({"instruction": "Solve it."}, "instruction 'Solve it.' has no {problem}"),
         ({"base_template": "Q: A:"}, "prompt_template 'Q: A:' has no {problem}"),
         ({"base_template": "{problem}", "system": "Be brief."}, "no place for it"),
+        ({"instruction": r"{problem}\nAnswer briefly."}, r"instruction .* has \\n as two characters"),
+        ({"instruction": r"{problem}\nput it in a box."}, "for a line break write"),
+        ({"system": r"Be brief.\tBe kind."}, r"system .* has \\t as two characters"),
+        ({"base_template": r"Q: {problem}\r\nA:"}, r"prompt_template .* has \\r as two characters"),
     ],
 )
 def test_a_template_that_loses_something_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         PromptTemplate(**settings)
+
+
+def test_commands_of_latex_are_no_line_breaks():
+    assert PromptTemplate(instruction=r"{problem} $\neq \nu \times$").user_turn("1") == r"1 $\neq \nu \times$"
+
+
+def test_a_rows_own_system_message_is_in_its_prompt_and_never_a_second_one():
+    row = replace(ROW, system="Be kind.")
+    assert "<system>Be kind.<user>What" in build(PromptTemplate(), row).text
+    assert build(PromptTemplate(system="Be kind."), row) == build(PromptTemplate(), row)
+    for template in (PromptTemplate(system="Be brief."), PromptTemplate(base_template="{problem}")):
+        with pytest.raises(ConfigError, match=r"problem 'a' brings a system message, for which .* leaves no place"):
+            build(template, row)
 
 
 def test_a_tokenizer_without_a_chat_template_needs_a_base_template():

@@ -16,6 +16,12 @@ def test_the_usual_column_names_are_understood(problem_column, answer_column):
     assert row({problem_column: "1 + 1?", answer_column: "2"}) == Row(id="set-7", problem="1 + 1?", answer="2")
 
 
+def test_a_conversation_may_begin_with_a_system_message():
+    messages = [{"role": "system", "content": "Be brief. "}, {"role": "user", "content": "1 + 1?"}]
+    expected = Row(id="set-7", problem="1 + 1?", answer="2", system="Be brief.")
+    assert row({"prompt": messages, "reward_model": {"ground_truth": "2"}}) == expected
+
+
 def test_dapos_instruction_is_taken_off_a_problem_that_is_plain_text():
     for column in ("prompt", "problem", "question"):
         assert row({column: f"{DAPO_PREFIX}Solve for $x$.{DAPO_SUFFIX}\n", "answer": "34"}).problem == "Solve for $x$."
@@ -64,6 +70,14 @@ def test_a_record_keeps_its_own_id(record_id, kept):
         ({"prompt": [], "answer": "1"}, "expected one user message"),
         ({"prompt": [{"role": "system", "content": "s"}], "answer": "1"}, "expected one user message"),
         ({"prompt": [{"role": "user", "content": "a"}] * 2, "answer": "1"}, "expected one user message"),
+        (
+            {"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "answer": "1"},
+            "expected",
+        ),
+        (
+            {"prompt": [{"role": "system"}, {"role": "user", "content": "a"}], "answer": "1"},
+            "None as its system message",
+        ),
         (["p", "1"], "set.jsonl:7 holds .*: expected one object"),
         ({}, "its columns are none"),
     ],

@@ -293,6 +293,7 @@ def test_a_skeleton_knows_all_but_the_weights(tmp_path):
     for spec, stop_token_ids in ((random, (2,)), (saved, (2, 5))):
         skeleton, loaded = make_policy(spec, spec.load_skeleton()), make_policy(spec, spec.load_model(1))
         assert skeleton.stop_token_ids == loaded.stop_token_ids == stop_token_ids
+        assert spec.stop_token_ids(loaded.tokenizer) == stop_token_ids
         assert [*skeleton.state_dict()] == [*loaded.state_dict()]
         assert [name for name, _ in skeleton.named_buffers()] == [name for name, _ in loaded.named_buffers()]
         assert skeleton.model.training == loaded.model.training

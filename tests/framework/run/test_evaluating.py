@@ -268,7 +268,9 @@ def test_equal_samples_and_repeated_problems_are_told_before_anything_is_loaded(
     problems.write_text("".join(json.dumps({"problem": p, "answer": a}) + "\n" for p, a in rows))
     own = "benchmark.arithmetic"
     task_on("cpu", f"{own}.path={problems}", f"{own}.num_problems=5", "limit=null", "num_samples=8", "temperature=0")
-    assert capsys.readouterr().out.splitlines() == [
+    *told, first, _ = capsys.readouterr().out.splitlines()
+    assert first.startswith("first prompt of arithmetic: '<|turn|>user\\n1 + 1<|end|>")
+    assert told == [
         "arithmetic: 2 problems occur more than once (4 of 5 rows), 1 with different answers",
         "arithmetic: at temperature=0 the 8 samples of a problem are equal, and pass@k is pass@1: give num_samples=1",
     ]
