@@ -1,16 +1,17 @@
 """Checks of a run's configuration before any weights are loaded. Each raises one line, or returns."""
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from lightning.fabric.plugins.environments import SLURMEnvironment
 from omegaconf import DictConfig
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.step.settings import StepSettings
-from apo_lightning.types import Needs
+from apo_lightning.types import Needs, Prompt
 
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
 """Values of `trainer.accelerator` that this project has been written for."""
@@ -88,6 +89,22 @@ def check_model(name: str, config: PretrainedConfig, needs: Needs, settings: Ste
         raise ConfigError(
             f"anchor_size is {needs.anchor_size} and the vocabulary of {name} has {config.vocab_size} tokens: give an "
             "anchor_size below that"
+        )
+
+
+def check_vocabulary(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:
+    """Raise `ConfigError` for a token that the embedding has no row for, as where some were added to the tokenizer.
+
+    The tokens are those of prompts, and the one that ends a completion; others are never read.
+    """
+    ending: Any = tokenizer.eos_token_id
+    found = [(max(prompt.token_ids, default=0), f"prompt '{prompt.id}' has") for prompt in prompts]
+    token, where = max([*found, (ending or 0, "a completion ends with")])
+    if token >= config.vocab_size:
+        raise ConfigError(
+            f"{where} token {token}, {tokenizer.convert_ids_to_tokens(token)!r}, and the model's embedding has "
+            f"{config.vocab_size} rows: give the tokenizer that belongs to the weights, or a model that was resized "
+            "and trained with the added tokens"
         )
 
 

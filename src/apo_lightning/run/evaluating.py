@@ -33,6 +33,7 @@ from apo_lightning.rewards.reward import check_prompts
 from apo_lightning.rollout.engine import RolloutEngine, check_distribution
 from apo_lightning.rollout.start import start_engine
 from apo_lightning.rollout.weight_sync import publish
+from apo_lightning.run.checks import check_vocabulary
 from apo_lightning.run.choices import options_of, typed_overrides
 from apo_lightning.run.evaluated_policy import EvaluatedPolicy, find_evaluated_policy
 from apo_lightning.run.trained import Stage
@@ -190,6 +191,7 @@ def _task(
     template = evaluated.spec.prompt_template
     prompts = benchmark.prompts(rows, evaluated.tokenizer, template)
     check_prompts(benchmark.reward, prompts)
+    check_vocabulary(prompts, evaluated.tokenizer, evaluated.spec.load_config())
     settings = SamplingSettings(
         num_samples=benchmark.num_samples,
         temperature=cfg.temperature,

@@ -39,8 +39,10 @@ from apo_lightning.run.checks import (
     check_model,
     check_share,
     check_strategy,
+    check_vocabulary,
 )
 from apo_lightning.run.settings import all_needs, callbacks_for, step_settings
+from apo_lightning.run.sources import fingerprints
 from apo_lightning.step.part import Part, check_columns
 from apo_lightning.step.schedule import try_schedule
 from apo_lightning.step.settings import StepSettings
@@ -53,6 +55,8 @@ class Prepared:
 
     config: dict[str, Any]
     """The settings that checkpoints are compared by, as plain data."""
+    sources: dict[str, str]
+    """Fingerprints of the contents that they are compared by."""
     world_size: int
     settings: StepSettings
     checkpoint: CheckpointSettings
@@ -143,6 +147,8 @@ def prepare(cfg: DictConfig) -> Prepared:
     engine.check_model(config, device)
     if lora is not None:
         lora.check(config)
+    model.check_weights()
+    model.check_export(tokenizer)
     data = PromptDataModule(
         source=source,
         tokenizer=tokenizer,
@@ -154,6 +160,7 @@ def prepare(cfg: DictConfig) -> Prepared:
     if dynamic_sampling is not None:
         dynamic_sampling.check(settings, len(data.train_prompts), advantage)
     check_prompts(reward, data.prompts)
+    check_vocabulary(data.prompts, tokenizer, config)
     auxiliary = None
     if term is not None:
         auxiliary = Auxiliary(term, term.load(data.train_prompts, tokenizer, settings.max_completion_tokens))
@@ -162,6 +169,13 @@ def prepare(cfg: DictConfig) -> Prepared:
     compared = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in FREE])
     return Prepared(
         config=cast("dict[str, Any]", OmegaConf.to_container(compared, resolve=True)),
+        sources=fingerprints(
+            model,
+            reference,
+            data.train_prompts,
+            data.validation_prompts,
+            () if auxiliary is None else auxiliary.sequences.completions,
+        ),
         world_size=world_size,
         settings=settings,
         checkpoint=checkpoint,
