@@ -30,30 +30,29 @@ NAMED = 3
 
 
 def read_folder(folder: Path, where: str) -> dict[str, Tensor]:
-    """Name → tensor of the weights that `transformers` would load from the folder, mapped; `where` begins messages.
+    """Name → tensor of the weights that `transformers` would load from the folder, mapped; empty if it has none.
+
+    `where` begins the messages.
 
     Raises:
-        ConfigError: there are none, a file is missing or damaged, or a file beside them holds other weights.
+        ConfigError: a file is missing or damaged, or another file of the folder holds other values for a weight.
     """
     used = _weight_files(folder, where)
-    tensors: dict[str, Tensor] = {}
-    for path in used:
-        for name, tensor in _mapped(path, where).items():
-            if name in tensors and not _are_alike(tensors[name], tensor):
-                raise ConfigError(f"{where}: {name} is in two files with different values, the second {path.name}")
-            tensors[name] = tensor
     beside = {*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")} - {*used}
-    for path in sorted(beside):
+    tensors: dict[str, Tensor] = {}
+    for path in (*used, *(sorted(beside) if used else ())):
         try:
-            others = _mapped(path, where)
+            found = _mapped(path, where)
         except ConfigError:
-            continue  # nothing reads it
-        if (name := next((n for n in others if n in tensors and not _are_alike(tensors[n], others[n])), None)) is None:
-            continue
-        raise ConfigError(
-            f"{where}: two sets of weights: {used[0].name} would be loaded, and {path.name} holds another {name}; "
-            "remove the one that is not meant"
-        )
+            if path in beside:
+                continue  # nothing reads it
+            raise
+        if clash := next((name for name in found if name in tensors and not _agree(tensors[name], found[name])), None):
+            raise ConfigError(
+                f"{where}: two sets of weights: {path.name} holds another {clash} than what is loaded before it, from "
+                f"{used[0].name}: remove the files that are not meant"
+            )
+        tensors.update(found if path in used else {})
     return tensors
 
 
@@ -72,9 +71,8 @@ def _weight_files(folder: Path, where: str) -> list[Path]:
                 f"{where}: {index.name} names {', '.join(lacking[:NAMED])}, which the folder lacks ({len(lacking)} of "
                 f"{len(names)} files): copy all files of the model"
             )
-        if names:
-            return [folder / name for name in names]
-    raise ConfigError(f"{where}: no weights ({' or '.join(SINGLE)}, or an index of them): give a folder with weights")
+        return [folder / name for name in names]
+    return []
 
 
 def _mapped(path: Path, where: str) -> dict[str, Tensor]:
@@ -83,10 +81,7 @@ def _mapped(path: Path, where: str) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:  # pyright: ignore[reportUnknownVariableType]
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-        try:
-            found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError:  # written by torch before 1.6, in no archive
-            found = torch.load(path, map_location="cpu", weights_only=True)
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return {name: value for name, value in found.items() if isinstance(value, Tensor)}
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, AttributeError) as error:
         with path.open("rb") as file:
@@ -238,7 +233,7 @@ def _samples(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _are_alike(one: Tensor, other: Tensor) -> bool:
+def _agree(one: Tensor, other: Tensor) -> bool:
     """Whether samples of two tensors agree, up to the rounding of a half-precision dtype."""
     if one.shape != other.shape:
         return False

@@ -5,7 +5,6 @@ import functools
 import importlib.util
 import os
 import pickle
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from apo_lightning.errors import ConfigError, in_brief
 from apo_lightning.model.attention import refuse_unsupported_attention
 from apo_lightning.model.folder_weights import account, check_loaded, file_fingerprint, fingerprint, read_folder
 from apo_lightning.model.lora import ADAPTER, has_adapters
+from apo_lightning.model.saving import forget_quantization, mend_generation, try_saving
 from apo_lightning.model.tokenizer import character_tokenizer, stop_token_id
 
 PACKAGE_PREFIX = "package://"
@@ -119,7 +119,7 @@ class PolicySpec:
                 ignore_mismatched_sizes=True,  # listed, and refused with the others
                 output_loading_info=True,
             )
-            _forget_quantization(model)
+            forget_quantization(model)
             check_loaded(model, found, f"model.path={self.path}")
         else:
             with torch.random.fork_rng(devices=[]):
@@ -132,7 +132,7 @@ class PolicySpec:
         config = self.load_config()
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        _forget_quantization(model)
+        forget_quantization(model)
         if self.path is not None:
             folder = self._locate()[0]
             try:
@@ -147,7 +147,7 @@ class PolicySpec:
     def check_weights(self) -> str | None:
         """Account for every weight before any is loaded, and return the fingerprint of all.
 
-        None: random weights, or a hub id whose weights are not on this machine yet.
+        None: random weights, or those of a hub id or a folder are not on this machine yet.
 
         Raises:
             ConfigError: as `folder_weights.account`, for a local folder or a hub id on this machine; or the head is not
@@ -175,25 +175,18 @@ class PolicySpec:
             if is_local:
                 raise
             return None  # downloaded in part
+        if not tensors:
+            return None  # a plan needs none, and loading raises
         account(self.load_skeleton(), tensors, where)
         return fingerprint(tensors)
 
     def check_export(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Write what an export writes, but for the weights, to a temporary folder; raises `ConfigError` if it fails."""
-        skeleton = self.load_skeleton()
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                skeleton.save_pretrained(folder, state_dict={})
-                tokenizer.save_pretrained(folder)
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                raise ConfigError(
-                    f"model.path={self.path}: its config, generation config or tokenizer cannot be written, as the "
-                    f"export at the end of a run needs ({in_brief(error)}): correct the file in the folder"
-                ) from error
+        """Write what an export writes besides weights, to a temporary folder; raises `ConfigError` if that fails."""
+        try_saving(self.load_skeleton(), tokenizer, f"model.path={self.path}")
 
     def _checked(self, model: PreTrainedModel) -> PreTrainedModel:
         refuse_unsupported_head(model)
-        _mend_generation(model)
+        mend_generation(model)
         # A pretrained model comes in evaluation mode, where transformers recomputes no activations.
         model.train()
         for module in model.modules():
@@ -306,36 +299,6 @@ def cpu_multiplies_bfloat16(capabilities: Mapping[str, Any]) -> bool:
         return True
     hides_amx = capabilities.get("avx512_fp16") and "Intel" in capabilities.get("cpu_name", "")
     return bool(capabilities.get("avx512_bf16") and not hides_amx)
-
-
-def _mend_generation(model: PreTrainedModel) -> None:
-    """Complete a generation config that `save_pretrained` would refuse, such as a temperature without `do_sample`.
-
-    Only its stop tokens are read here. If it stays invalid, they are all that is kept.
-    """
-    generation = model.generation_config
-    if generation is None or _is_savable(generation):
-        return
-    generation.do_sample = True  # without it, temperature and top_p are not read
-    if not _is_savable(generation):
-        names = ("bos_token_id", "eos_token_id")
-        model.generation_config = GenerationConfig(**{name: getattr(generation, name) for name in names})
-
-
-def _is_savable(generation: GenerationConfig) -> bool:
-    try:
-        generation.validate(strict=True)
-    except ValueError:
-        return False
-    return True
-
-
-def _forget_quantization(model: Any) -> None:
-    """Remove the marks of a GGUF file, dequantised on load, that make `save_pretrained` refuse the model."""
-    for attribute in ("hf_quantizer", "quantization_method", "is_quantized"):
-        vars(model).pop(attribute, None)
-    for attribute in ("quantization_config", "_is_quantized"):
-        vars(model.config).pop(attribute, None)
 
 
 def refuse_unsupported_head(model: PreTrainedModel) -> None:

@@ -88,7 +88,10 @@ class Prepared:
         """What a user should know before the run, one line each."""
         of_auxiliary = None if self.auxiliary is None else self.auxiliary.describe()
         of_sampling = None if self.dynamic_sampling is None else self.dynamic_sampling.notice(self.advantage)
-        return [notice for notice in (of_auxiliary, of_sampling) if notice is not None]
+        of_weights = None
+        if self.model.path is not None and self.model.check_weights() is None:
+            of_weights = f"model.path={self.model.path}: its weights are not on this machine yet, so none is checked"
+        return [notice for notice in (of_auxiliary, of_sampling, of_weights) if notice is not None]
 
     def policy(self, model: PreTrainedModel) -> Policy:
         """A policy around weights of this run's model."""

@@ -104,7 +104,6 @@ BROKEN = {
     "a tied flag": (settings(tie_word_embeddings=True), f"has a {HEAD} that differs from {EMBEDDING}: set it to false"),
     "truncated": (lambda f: (f / WEIGHTS).write_bytes((f / WEIGHTS).read_bytes()[:5000]), "weights are damaged"),
     "a pointer": (lambda f: write(f / WEIGHTS, "version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"),
-    "no weights": (without(WEIGHTS), "no weights"),
     "a shard missing": (in_order(in_shards, without("model-00002-of-00007.safetensors")), r"1 of 7 files\): copy all"),
     "no index": (in_order(in_shards, lambda f: write(f / f"{WEIGHTS}.index.json", "{")), "index.json is damaged"),
     "a shard unlisted": (
@@ -112,7 +111,7 @@ BROKEN = {
                                             .replace("model-00001-of", "model-00002-of"))),
         NO_HEAD,
     ),
-    "two sets": (weights(set_to(NORM, 7), to="pytorch_model.bin"), f"pytorch_model.bin holds another {NORM}"),
+    "two sets": (weights(set_to(NORM, 7), to="pytorch_model.bin"), f"pytorch_model.bin holds another {NORM} than"),
     "a stale shard": (weights(set_to(NORM, 7), to="model-00001-of-00002.safetensors"), "two sets of weights"),
     "an adapter": (in_order(without(CONFIG, WEIGHTS), lambda f: write(f / "adapter_config.json", "{}")), "an adapter"),
     "an adapter beside": (lambda f: write(f / "adapter_config.json", "{}"), "merge the two"),
@@ -182,6 +181,14 @@ def test_values_that_no_sample_holds_are_found_when_they_are_loaded(whole, tmp_p
     weights(lambda t: {**t, HEAD: t[HEAD].index_fill(0, torch.tensor([1]), torch.nan)})(folder)
     spec = checked(folder)
     with pytest.raises(ConfigError, match=f"NaN or inf in {HEAD}"):
+        spec.load_model(seed=0)
+
+
+def test_a_folder_without_weights_can_be_planned_with_and_not_trained(whole, tmp_path):
+    without(WEIGHTS)(folder := Path(shutil.copytree(whole, tmp_path / "m")))
+    spec = checked(folder)
+    assert spec.check_weights() is None
+    with pytest.raises(ConfigError, match=r"cannot be loaded .*no file named model\.safetensors"):
         spec.load_model(seed=0)
 
 
