@@ -210,18 +210,17 @@ def read_header(folder: Path) -> Header:
 
 
 def require_same_sources(checkpoint: Checkpoint, sources: Mapping[str, str]) -> None:
-    """Raise `ConfigError` if a content that a checkpoint's run began with has changed; one is named.
+    """Raise `ConfigError` if a content that a checkpoint's run began with has changed, and name it.
 
-    What only one of the two has is not compared; neither is a checkpoint without fingerprints, which is said.
+    What the checkpoint has no fingerprint of is not compared, and that is said.
     """
-    saved = checkpoint.header.sources
-    if saved is None:
-        say(f"{checkpoint.folder.name} has no fingerprints: whether model and data are still its own is not compared")
-        return
+    saved = checkpoint.header.sources or {}
+    if unknown := [name for name in sources if name not in saved]:
+        say(f"{checkpoint.folder.name} has no fingerprints of {' and '.join(unknown)}, which are not compared")
     if changed := [name for name in sources if saved.get(name, sources[name]) != sources[name]]:
         raise ConfigError(
-            f"checkpoint {checkpoint.folder}: {' and '.join(changed)} are other than when its run "
-            "began, under the same settings: restore what was changed, or start a new run"
+            f"checkpoint {checkpoint.folder}: {' and '.join(changed)} are other than when its run began, under the "
+            "same settings: restore what was changed, or start a new run"
         )
 
 

@@ -3,15 +3,20 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from apo_lightning.errors import ConfigError
+from apo_lightning.model.tokenizer import character_tokenizer
 from apo_lightning.run import prepare
+from apo_lightning.run.checks import check_vocabulary
 from apo_lightning.run.user_message import user_message
 from composing import ROOT, composed
+from factories import make_prompt
 from processes import start_script
 
 TINY = ("model=tiny", "engine=transformers", "callbacks=none")
@@ -71,6 +76,16 @@ def test_a_rank_that_is_not_told_where_the_others_are_does_not_wait_for_them(mon
     for variables in ({"MASTER_PORT": "29500"}, {"SLURM_NTASKS": "2", "SLURM_JOB_NAME": "train"}):
         with patch.dict(os.environ, variables):
             prepare(composed(*tiny, "trainer=fsdp_cpu2"))
+
+
+@pytest.mark.parametrize(("vocab_size", "where"), [(90, "prompt 'p1' has token 95"), (2, r"a completion ends .*end")])
+def test_a_token_without_a_row_of_the_embedding_is_named(vocab_size, where):
+    tokenizer = character_tokenizer()
+    prompts = [make_prompt("p0"), replace(make_prompt("p1"), token_ids=(1, 95) if vocab_size > 2 else (1,))]
+    prompts[0] = replace(prompts[0], token_ids=(1, 1))
+    check_vocabulary(prompts, tokenizer, LlamaConfig(vocab_size=len(tokenizer)))
+    with pytest.raises(ConfigError, match=f"{where}.*{vocab_size} rows"):
+        check_vocabulary(prompts, tokenizer, LlamaConfig(vocab_size=vocab_size))
 
 
 @pytest.mark.slow
