@@ -30,7 +30,7 @@ from apo_lightning.distributed.lightning_private import (
     forget_logged,
     set_finished_steps,
 )
-from apo_lightning.model import attention, spec
+from apo_lightning.model import attention, saving
 from apo_lightning.model.adapted_linear import AdaptedLinear
 from apo_lightning.rollout.vllm_engine import _installed_distributions
 from composing import ROOT
@@ -38,7 +38,7 @@ from composing import ROOT
 SEEN = {
     "lightning": ("2.6", "distributed/lightning_private.py"),
     "torch": ("2.13", "model/attention.py"),
-    "transformers": ("5.19", "model/attention.py, model/spec.py and rollout/transformers_engine.py"),
+    "transformers": ("5.19", "model/attention.py, model/saving.py and rollout/transformers_engine.py"),
     "peft": ("0.21", "model/lora.py and model/adapted_linear.py"),
     "hydra-core": ("1.3", "run/choices.py"),
     "vllm": ("0.32", "rollout/vllm_private.py"),
@@ -175,7 +175,7 @@ def test_transformers_saves_a_model_without_the_marks_of_a_quantizer(tmp_path: P
         model.quantization_method, model.is_quantized = QuantizationMethod.GGUF, True
         with pytest.raises(ValueError, match="not serializable"):
             model.save_pretrained(tmp_path)
-        spec._forget_quantization(model)
+        saving.forget_quantization(model)
         model.save_pretrained(tmp_path)
         assert "quantization" not in (tmp_path / "config.json").read_text()
 

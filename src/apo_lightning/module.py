@@ -288,8 +288,17 @@ class RLVRModule(pl.LightningModule):
         self.checkpointer.between_steps(self._state())
         self.learning_rate = float(self.optimizer.param_groups[0]["lr"])
 
-    def on_train_end(self) -> None:
-        """Save the last checkpoint, after the callbacks: where it exists, so do the files that they write."""
+    def on_fit_start(self) -> None:
+        """Write the files of the end of training where a run was ended before they were written."""
+        if self.global_step < self.trainer.max_steps:
+            return
+        if self.policy_version == 0:
+            self.policy_version = self.checkpointer.restore_policy(self.policy, Ranks(self.trainer)) + 1
+        for callback in self.callbacks:
+            callback.on_train_end(self.trainer, self)
+
+    def on_train_epoch_end(self) -> None:
+        """Save the last checkpoint, before the callbacks write the files of the end: those may fail."""
         self.checkpointer.after_training(self._state())
 
     def on_validation_start(self) -> None:

@@ -33,7 +33,17 @@ class ExportPolicy(StepCallback):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
         trainer.strategy.barrier("export: folder made")
-        save(partial)
+        try:
+            save(partial)
+        except Exception:
+            shutil.rmtree(partial, ignore_errors=True)  # it may be what has filled the disk
+            raise
         trainer.strategy.barrier("export: weights written")
         if trainer.is_global_zero:
             publish_folder(partial, final)
+
+
+def owes_export(trainer: pl.Trainer) -> bool:
+    """Whether the export of a finished run is missing, as after one for which there was no room."""
+    exports = any(isinstance(callback, ExportPolicy) for callback in trainer.callbacks)  # pyright: ignore[reportAttributeAccessIssue]
+    return exports and not (Path(trainer.default_root_dir) / "checkpoints" / "final").is_dir()

@@ -90,6 +90,7 @@ class Checkpointer:
         settings: when to save and what to keep.
         root: the run's `checkpoints/`.
         config: of the run, as nested plain data; stored in every checkpoint.
+        sources: fingerprints of its model and data; stored as well.
         resumed: the checkpoint to resume; None: start from the beginning.
         stop: checked wherever the run can be saved.
     """
@@ -99,12 +100,14 @@ class Checkpointer:
         settings: CheckpointSettings,
         root: Path,
         config: Mapping[str, Any],
+        sources: Mapping[str, str],
         resumed: Checkpoint | None,
         stop: StopRequest,
     ) -> None:
         self.settings = settings
         self.root = root
         self.config = config
+        self.sources = sources
         self.stop = stop
         self._resumed = resumed
         self._rollouts: Rollouts | None = None
@@ -264,6 +267,7 @@ class Checkpointer:
             validated_step=run.validated_step,
             score=self._score(run) if root == self.root else None,
             config=self.config,
+            sources=self.sources,
             files={name: entry for share in from_all_ranks(files) for name, entry in share.items()},
         )
         return self._on_all_ranks(run, folder, position, publish_and_prune)

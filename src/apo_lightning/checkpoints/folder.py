@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from apo_lightning.checkpoints.tensors import load_tensors
+from apo_lightning.common.console import say
 from apo_lightning.common.files import publish_folder, to_json
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.errors import ConfigError
@@ -62,6 +63,8 @@ class Header:
     """The config of the run that wrote it."""
     files: Mapping[str, Sequence[int]]
     """Name → (size [bytes], CRC-32)."""
+    sources: Mapping[str, str] | None = None
+    """What the run read besides its settings, as fingerprints; None: written by a version that kept none."""
 
     @property
     def position(self) -> Position:
@@ -187,6 +190,7 @@ def read_header(folder: Path) -> Header:
     try:
         content = json.loads(path.read_bytes())
         found = content["format"]
+        content.setdefault("sources", None)
         header = Header(**{field.name: content[field.name] for field in fields(Header)}) if found == FORMAT else None
         if header is not None and not isinstance(header.step, int):
             raise TypeError(f"step is {header.step!r:.60}")
@@ -203,6 +207,21 @@ def read_header(folder: Path) -> Header:
             state = "is missing" if num_bytes is None else f"has {num_bytes} of {size} bytes"
             raise ConfigError(f"checkpoint {folder} is incomplete: {name} {state}")
     return header
+
+
+def require_same_sources(checkpoint: Checkpoint, sources: Mapping[str, str]) -> None:
+    """Raise `ConfigError` if a content that a checkpoint's run began with has changed, and name it.
+
+    What the checkpoint has no fingerprint of is not compared, and that is said.
+    """
+    saved = checkpoint.header.sources or {}
+    if unknown := [name for name in sources if name not in saved]:
+        say(f"{checkpoint.folder.name} has no fingerprints of {' and '.join(unknown)}, which are not compared")
+    if changed := [name for name in sources if saved.get(name, sources[name]) != sources[name]]:
+        raise ConfigError(
+            f"checkpoint {checkpoint.folder}: {' and '.join(changed)} are other than when its run began, under the "
+            "same settings: restore what was changed, or start a new run"
+        )
 
 
 def load_snapshot(weights: Mapping[str, Tensor], found: Checkpoint) -> None:

@@ -4,7 +4,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from apo_lightning.checkpoints.folder import MANIFEST, Checkpoint, complete_checkpoints, read_header, snapshots_of
+from apo_lightning.checkpoints.folder import (
+    MANIFEST,
+    Checkpoint,
+    complete_checkpoints,
+    read_header,
+    require_same_sources,
+    snapshots_of,
+)
 from apo_lightning.common.console import say
 from apo_lightning.common.formatting import flatten
 from apo_lightning.errors import ConfigError
@@ -18,17 +25,24 @@ FREE = (
 
 
 def find_checkpoint(
-    resume: str | None, output_dir: Path, config: Mapping[str, Any], world_size: int
+    resume: str | None, output_dir: Path, config: Mapping[str, Any], world_size: int, sources: Mapping[str, str]
 ) -> Checkpoint | None:
     """Return the checkpoint that `resume` names; None: start from the beginning.
 
     `resume` is None, "auto" (the newest checkpoint in `output_dir`, if any) or the folder of a run or of a checkpoint;
-    `config` is this run's, as nested plain data.
+    `config` is this run's, as nested plain data, and `sources` the fingerprints of its model and data.
 
     Raises:
-        ConfigError: the named folder has no usable checkpoint, its settings differ, or `resume` is None and
-            `output_dir` has checkpoints that would be overwritten.
+        ConfigError: the named folder has no usable checkpoint, its settings, model or data differ, or `resume` is None
+            and `output_dir` has checkpoints that would be overwritten.
     """
+    found = _find(resume, output_dir, config, world_size)
+    if found is not None:
+        require_same_sources(found, sources)
+    return found
+
+
+def _find(resume: str | None, output_dir: Path, config: Mapping[str, Any], world_size: int) -> Checkpoint | None:
     own = output_dir / "checkpoints"
     if resume is None:
         own_checkpoints = complete_checkpoints(own)[0] or snapshots_of(output_dir)[0]
@@ -40,7 +54,7 @@ def find_checkpoint(
         return None
     if resume == "auto":
         return _newest_usable(own, config, world_size)
-    folder = Path(resume)
+    folder = Path(resume).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"resume={resume}: no such folder; give auto, or the folder of a run or of a checkpoint")
     if (folder / MANIFEST).is_file() or folder.name.startswith("step_"):

@@ -52,6 +52,7 @@ def quiet_libraries(log_file: Path) -> None:
     root.addHandler(handler)
     root.setLevel(logging.INFO)
     logging.captureWarnings(capture=True)
+    logging.raiseExceptions = False  # on a full disk, each line for the log would print a traceback
     warnings.simplefilter("default")
     for name in NOISY:
         logger = logging.getLogger(name)

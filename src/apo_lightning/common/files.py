@@ -21,8 +21,13 @@ def write_atomically(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)  # in a folder from elsewhere it may be a link to any file
-    partial.write_bytes(content)
-    partial.replace(path)
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    except OSError as error:
+        error.filename = str(path)  # a full disk is reported without it
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def publish_folder(partial: Path, final: Path) -> None:

@@ -61,7 +61,7 @@ class ProblemSet:
         """
         if self.path is None and self.hub is None:
             raise ConfigError("a problem set has neither path nor hub: give the path of a .jsonl or .parquet file")
-        is_file = self.path is not None and not Path(self.path).is_dir()
+        is_file = self.path is not None and not Path(self.path).expanduser().is_dir()
         if is_file and next(self._rows("row"), None) is None:
             raise ConfigError(f"{self.path} has no rows: give a file with a problem and an answer on each line")
 
@@ -90,8 +90,8 @@ class ProblemSet:
     def _parts(self, name: str) -> Iterator[tuple[str, str, Iterable[tuple[int, object]]]]:
         """(place, prefix of ids, numbered records) of the file, or of each configuration of the data set."""
         if self.path is not None:
-            path, split = Path(self.path), "train" if self.hub is None else self.hub.split
-            yield self.path, name, _loaded(self.path, None, split) if path.is_dir() else _records(path)
+            path, split = Path(self.path).expanduser(), "train" if self.hub is None else self.hub.split
+            yield self.path, name, _loaded(str(path), None, split) if path.is_dir() else _records(path)
             return
         assert self.hub is not None
         configs = self.hub.config

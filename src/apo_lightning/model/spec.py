@@ -1,9 +1,9 @@
 """Loading of models: weights, tokenizer and compute dtype."""
 
-import contextlib
 import copy
 import functools
 import importlib.util
+import os
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,10 +22,13 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import cached_file
 
 from apo_lightning.errors import ConfigError, in_brief
 from apo_lightning.model.attention import refuse_unsupported_attention
+from apo_lightning.model.folder_weights import account, check_loaded, file_fingerprint, fingerprint, read_folder
 from apo_lightning.model.lora import ADAPTER, has_adapters
+from apo_lightning.model.saving import forget_quantization, mend_generation, try_saving
 from apo_lightning.model.tokenizer import character_tokenizer, stop_token_id, stop_token_ids
 
 PACKAGE_PREFIX = "package://"
@@ -97,10 +100,16 @@ class PolicySpec:
         return tokenizer
 
     def load_generation_config(self) -> GenerationConfig:
-        """The folder's own, or what the model's config says in its place."""
+        """The folder's own, or what the model's config says in its place; `ConfigError` for one that cannot be read."""
         if self.path is not None:
-            with contextlib.suppress(OSError):  # without the file, the model's config applies
-                return GenerationConfig.from_pretrained(self._locate()[0])
+            folder = self._locate()[0]
+            try:
+                return GenerationConfig.from_pretrained(folder)
+            except (OSError, ValueError) as error:
+                if (Path(folder) / "generation_config.json").is_file():
+                    raise ConfigError(
+                        f"model.path={self.path}: generation_config.json cannot be read ({in_brief(error)}): correct it"
+                    ) from error
         return GenerationConfig.from_model_config(self.load_config())
 
     def stop_token_ids(self, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -113,14 +122,22 @@ class PolicySpec:
         The seed is that of the random weights where `config` is given; the global RNG is left as it was.
 
         Raises:
-            ConfigError: the model is not available, or its attention (checked before weights are loaded) or head is
-                not supported.
+            ConfigError: the model is not available; its attention or head is not supported, or a weight not accounted
+                for, which is checked before weights are loaded where they are on this machine (`check_weights`).
         """
         config = self.load_config()
         refuse_unsupported_attention(config)
         if self.path is not None:
-            model = self._from_pretrained(AutoModelForCausalLM, dtype=torch.float32, config=config)
-            _forget_quantization(model)
+            self.check_weights()
+            model, found = self._from_pretrained(
+                AutoModelForCausalLM,
+                dtype=torch.float32,
+                config=config,
+                ignore_mismatched_sizes=True,  # listed, and refused with the others
+                output_loading_info=True,
+            )
+            forget_quantization(model)
+            check_loaded(model, found, f"model.path={self.path}")
         else:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
@@ -132,12 +149,53 @@ class PolicySpec:
         config = self.load_config()
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        _forget_quantization(model)
+        forget_quantization(model)
         model.generation_config = self.load_generation_config()
         return self._checked(model)
 
+    def check_weights(self) -> str | None:
+        """Account for every weight before any is loaded, and return the fingerprint of all.
+
+        None: random weights, or those of a hub id or a folder are not on this machine yet.
+
+        Raises:
+            ConfigError: as `folder_weights.account`, for a local folder or a hub id on this machine; or the head is not
+                supported.
+        """
+        return self._fingerprint
+
+    @functools.cached_property
+    def _fingerprint(self) -> str | None:
+        if self.path is None:
+            return None
+        folder, gguf_file = self._locate()
+        if gguf_file is not None:
+            return file_fingerprint(Path(folder, gguf_file))
+        where, is_local = f"model.path={self.path}", Path(folder).is_dir()
+        config = None if is_local else cached_file(
+            folder, "config.json", local_files_only=True, _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )  # fmt: skip
+        if not is_local and config is None:
+            return None
+        try:
+            tensors = read_folder(Path(folder) if config is None else Path(config).parent, where)
+        except ConfigError:
+            if is_local:
+                raise
+            return None  # downloaded in part
+        if not tensors:
+            return None  # a plan needs none, and loading raises
+        account(self.load_skeleton(), tensors, where)
+        return fingerprint(tensors)
+
+    def check_export(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Write what an export writes besides weights, to a temporary folder; raises `ConfigError` if that fails."""
+        try_saving(self.load_skeleton(), tokenizer, f"model.path={self.path}")
+
     def _checked(self, model: PreTrainedModel) -> PreTrainedModel:
         refuse_unsupported_head(model)
+        mend_generation(model)
         # A pretrained model comes in evaluation mode, where transformers recomputes no activations.
         model.train()
         for module in model.modules():
@@ -159,11 +217,22 @@ class PolicySpec:
                 f"model.path={self.path}: its weights are damaged, or hold more than tensors "
                 f"({in_brief(error).partition('. ')[0]}): give a folder with intact .safetensors files"
             ) from error
-        except (OSError, ValueError) as error:
+        except Exception as error:
+            # A broken config or tokenizer raises a dozen types in these libraries, plain `Exception` among them.
+            is_local = Path(folder).is_dir()
+            if isinstance(error, RuntimeError | MemoryError) or not (
+                is_local or isinstance(error, OSError | ValueError)
+            ):
+                raise
             if "trust_remote_code" in str(error):
                 raise ConfigError(
                     f"model.path={self.path} brings Python code of its own, which is never run: give a model whose "
                     "architecture is part of transformers"
+                ) from error
+            if is_local:
+                raise ConfigError(
+                    f"model.path={self.path}: the folder cannot be loaded ({type(error).__name__}: {in_brief(error)}): "
+                    "give one with an intact config.json, tokenizer and weights, as save_pretrained writes them"
                 ) from error
             raise ConfigError(
                 f"model.path={self.path}: not on this machine and not available from the hub ({in_brief(error)}); "
@@ -174,6 +243,11 @@ class PolicySpec:
         """(folder or hub id, GGUF file name inside it or None)."""
         assert self.path is not None
         path = inside_package(self.path, "model.path")
+        if (adapter := Path(path, "adapter_config.json")).is_file():
+            raise ConfigError(
+                f"model.path={self.path}: {adapter.name} makes it an adapter, with whose base model transformers would "
+                "begin: merge the two (merge_and_unload of peft) and give the folder of the result, without that file"
+            )
         if path.endswith(".gguf"):
             if not Path(path).is_file():
                 raise ConfigError(f"model.path={self.path}: there is no file {Path(path).name}")
@@ -185,11 +259,16 @@ class PolicySpec:
             raise ConfigError(
                 f"model.path={self.path}: there is no such folder{place}: give one that exists, or a hub id{made}"
             )
+        if Path(path).is_dir() and not Path(path, "config.json").is_file():
+            raise ConfigError(
+                f"model.path={self.path}: the folder has no config.json: give one that save_pretrained has written, or "
+                "the path of a .gguf file"
+            )
         return path, None
 
 
 def inside_package(path: str, what: str) -> str:
-    """The local path of `package://<python package>/<inner path>`; any other path unchanged.
+    """The local path of `package://<python package>/<inner path>`; of any other path, a `~` is expanded.
 
     Nothing is imported, and the inner path need not exist. `what` names the setting in the message.
 
@@ -201,7 +280,7 @@ def inside_package(path: str, what: str) -> str:
         'some/hub-id'
     """
     if not path.startswith(PACKAGE_PREFIX):
-        return path
+        return os.path.expanduser(path)  # noqa: PTH111 - a Path would change a hub id that ends with a slash
     package, _, inner = path.removeprefix(PACKAGE_PREFIX).partition("/")
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
@@ -229,14 +308,6 @@ def cpu_multiplies_bfloat16(capabilities: Mapping[str, Any]) -> bool:
         return True
     hides_amx = capabilities.get("avx512_fp16") and "Intel" in capabilities.get("cpu_name", "")
     return bool(capabilities.get("avx512_bf16") and not hides_amx)
-
-
-def _forget_quantization(model: Any) -> None:
-    """Remove the marks of a GGUF file, dequantised on load, that make `save_pretrained` refuse the model."""
-    for attribute in ("hf_quantizer", "quantization_method", "is_quantized"):
-        vars(model).pop(attribute, None)
-    for attribute in ("quantization_config", "_is_quantized"):
-        vars(model.config).pop(attribute, None)
 
 
 def refuse_unsupported_head(model: PreTrainedModel) -> None:

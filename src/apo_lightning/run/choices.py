@@ -1,5 +1,6 @@
 """The options of config groups: their names, globs over them, and what they instantiate."""
 
+import os
 import re
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -88,6 +89,31 @@ def expand_glob(argument: str) -> str:
     if not matches:
         raise ConfigError(f"{argument} matches none of {', '.join(options)}")
     return f"{key}={','.join(matches)}"
+
+
+def quote_paths(argument: str) -> str:
+    """Expand a `~` that the shell has left, and quote what Hydra's grammar reads in quotes alone: `~`, and non-ASCII.
+
+    Example:
+        >>> quote_paths("data.path=/tmp/données/a.jsonl")
+        "data.path='/tmp/données/a.jsonl'"
+        >>> quote_paths("data.exclude=[a.jsonl,'é.jsonl',ü.jsonl]")
+        "data.exclude=[a.jsonl,'é.jsonl','ü.jsonl']"
+        >>> quote_paths("~callbacks.monitor")
+        '~callbacks.monitor'
+    """
+    key, _, value = argument.partition("=")
+    if "{" in value or re.match(r"\w+\(", value):
+        return argument
+    words = re.sub(r"""'(\\.|[^'])*'|"(\\.|[^"])*"|[^,\[\]'"\s][^,\[\]'"]*""", _quoted, value)
+    return argument if words == value else f"{key}={words}"
+
+
+def _quoted(found: re.Match[str]) -> str:
+    word = found[0]
+    if word[0] in "'\"" or (word.isascii() and "~" not in word):
+        return word
+    return f"'{os.path.expanduser(word)}'"  # noqa: PTH111 - a Path would drop a last slash
 
 
 def refuse_null(argument: str) -> None:

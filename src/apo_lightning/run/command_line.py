@@ -23,7 +23,7 @@ from omegaconf import DictConfig
 
 from apo_lightning.common.console import is_first_process, say
 from apo_lightning.errors import NonfiniteError, Preempted, VerifierError
-from apo_lightning.run.choices import CONFIG_DIR, config_file, expand_glob, options_of, refuse_null
+from apo_lightning.run.choices import CONFIG_DIR, config_file, expand_glob, options_of, quote_paths, refuse_null
 from apo_lightning.run.commands import Command, commands, find_command
 from apo_lightning.run.launching import end_with_peers, register_resolvers, use_expandable_segments, use_short_spins
 from apo_lightning.run.user_message import misspelt, user_message
@@ -100,6 +100,7 @@ def _run(command: Command, overrides: Sequence[str]) -> None:
     use_expandable_segments()
     use_short_spins()
     end_with_peers()
+    overrides = [quote_paths(override) for override in overrides]
     for override in overrides:
         refuse_null(override)
     typed = sys.argv

@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from apo_lightning.checkpoints.folder import require_same_sources
 from apo_lightning.checkpoints.run_state import policy_tensors
 from apo_lightning.common.console import progress_bars_hidden, say
 from apo_lightning.errors import ConfigError
@@ -19,6 +20,7 @@ from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.spec import PolicySpec, describe
 from apo_lightning.run.checks import check_devices, check_dtype, check_launch
+from apo_lightning.run.sources import model_source
 from apo_lightning.run.trained import FINAL, Stage, TrainedRun, stages_of
 
 OF_SAMPLES = (
@@ -133,6 +135,10 @@ def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept
     if is_swept:
         output_dir /= settings_folder(overrides)
     tokenizer = spec.load_tokenizer()
+    fingerprint = spec.check_weights()
+    for stage in stages:
+        if stage.snapshot is not None:
+            require_same_sources(stage.snapshot, model_source(fingerprint))
     output_dir.mkdir(parents=True, exist_ok=True)
     return EvaluatedPolicy(
         spec=spec,

@@ -7,7 +7,14 @@ import torch
 from omegaconf import DictConfig
 from transformers import AutoModelForCausalLM
 
-from apo_lightning.checkpoints.folder import TENSORS, Checkpoint, best_of, complete_checkpoints, damaged_file
+from apo_lightning.checkpoints.folder import (
+    TENSORS,
+    Checkpoint,
+    best_of,
+    complete_checkpoints,
+    damaged_file,
+    require_same_sources,
+)
 from apo_lightning.checkpoints.run_state import policy_tensors
 from apo_lightning.checkpoints.tensors import load_tensors
 from apo_lightning.common.console import progress_bars_hidden, quiet_libraries, say
@@ -16,6 +23,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.model.average import average
 from apo_lightning.model.policy import Policy
 from apo_lightning.parts.averaging import base_weights
+from apo_lightning.run.sources import model_source
 from apo_lightning.run.trained import TrainedRun
 from apo_lightning.run.value_types import check_values
 
@@ -44,6 +52,8 @@ def export(cfg: DictConfig) -> Path:
         raise ConfigError(f"to={to} exists: remove it, or name another folder")
     quiet_libraries(run.folder / "export.log")
     policy = _untrained_policy(run)
+    if run.lora is not None or cfg.average_with_base:  # else the checkpoint has every weight
+        require_same_sources(checkpoint, model_source(run.instantiate(run.reference, "model").check_weights()))
     base = base_weights(policy.model) if cfg.average_with_base else {}
     load_tensors(policy_tensors(policy), checkpoint.folder / TENSORS)
     average(dict(policy.model.named_parameters()), base, cfg.average_with_base)

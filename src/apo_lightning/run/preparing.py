@@ -43,6 +43,7 @@ from apo_lightning.run.checks import (
     check_strategy,
 )
 from apo_lightning.run.settings import all_needs, callbacks_for, step_settings
+from apo_lightning.run.sources import fingerprints
 from apo_lightning.step.part import Part, check_columns
 from apo_lightning.step.settings import StepSettings, try_schedule
 from apo_lightning.types import Needs
@@ -54,6 +55,8 @@ class Prepared:
 
     config: dict[str, Any]
     """The settings that checkpoints are compared by, as plain data."""
+    sources: dict[str, str]
+    """Fingerprints of the contents that they are compared by."""
     world_size: int
     settings: StepSettings
     checkpoint: CheckpointSettings
@@ -85,7 +88,10 @@ class Prepared:
         """What a user should know before the run, one line each."""
         of_auxiliary = None if self.auxiliary is None else self.auxiliary.describe()
         of_sampling = None if self.dynamic_sampling is None else self.dynamic_sampling.notice(self.advantage)
-        return [notice for notice in (of_auxiliary, of_sampling) if notice is not None]
+        of_weights = None
+        if self.model.path is not None and self.model.check_weights() is None:
+            of_weights = f"model.path={self.model.path}: its weights are not on this machine yet, so none is checked"
+        return [notice for notice in (of_auxiliary, of_sampling, of_weights) if notice is not None]
 
     def policy(self, model: PreTrainedModel) -> Policy:
         """A policy around weights of this run's model."""
@@ -144,6 +150,8 @@ def prepare(cfg: DictConfig) -> Prepared:
     engine.check_model(config, device)
     if lora is not None:
         lora.check(config)
+    model.check_weights()
+    model.check_export(tokenizer)
     data = PromptDataModule(
         source=source,
         tokenizer=tokenizer,
@@ -165,6 +173,13 @@ def prepare(cfg: DictConfig) -> Prepared:
     compared = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in FREE])
     return Prepared(
         config=cast("dict[str, Any]", OmegaConf.to_container(compared, resolve=True)),
+        sources=fingerprints(
+            model,
+            reference,
+            data.train_prompts,
+            data.validation_prompts,
+            () if auxiliary is None else auxiliary.sequences.completions,
+        ),
         world_size=world_size,
         settings=settings,
         checkpoint=checkpoint,

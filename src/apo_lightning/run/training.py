@@ -13,6 +13,7 @@ from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElastic
 from omegaconf import DictConfig
 
 from apo_lightning.advantages import gae_of, needs_of
+from apo_lightning.callbacks.export import owes_export
 from apo_lightning.checkpoints import Checkpointer, StopRequest, find_checkpoint
 from apo_lightning.common.console import progress_bars_hidden, quiet_libraries, say
 from apo_lightning.common.phases import PhaseClock
@@ -61,7 +62,7 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     pl.seed_everything(cfg.seed, verbose=False)
 
     prepared = prepare(cfg)
-    resumed = find_checkpoint(cfg.resume, output_dir, prepared.config, prepared.world_size)
+    resumed = find_checkpoint(cfg.resume, output_dir, prepared.config, prepared.world_size, prepared.sources)
     steps_done = resumed.header.position.step if resumed is not None else 0
     if resumed is not None:
         say(f"resuming from {resumed.folder}, after {steps_done} of {cfg.trainer.max_steps} steps")
@@ -77,7 +78,9 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
         max_epochs=-1,
     )
     stop = StopRequest()
-    checkpointer = Checkpointer(prepared.checkpoint, output_dir / "checkpoints", prepared.config, resumed, stop)
+    checkpointer = Checkpointer(
+        prepared.checkpoint, output_dir / "checkpoints", prepared.config, prepared.sources, resumed, stop
+    )
     module = _module(cfg, prepared, trainer, checkpointer)
     if resumed is not None:
         set_finished_steps(trainer, steps_done)
@@ -90,7 +93,7 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
     ):
         if (resumed is None and prepared.data.validation_names) or module.validation.is_due(trainer, steps_done):
             trainer.validate(module, datamodule=prepared.data, verbose=False)
-        if steps_done < trainer.max_steps:
+        if steps_done < trainer.max_steps or owes_export(trainer):
             trainer.fit(module, datamodule=prepared.data)
         if module.validation.is_due(trainer, trainer.global_step):
             trainer.validate(module, datamodule=prepared.data, verbose=False)

@@ -3,6 +3,7 @@
 import difflib
 import errno
 import inspect
+import os
 import re
 import traceback
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from apo_lightning.run.choices import composed, config_folders, options_of
 
 SHOWN = (ConfigError, NonfiniteError, StaleWeightsError, VerifierError)
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 LOST_PEER = ("gloo/transport", "Connection closed by peer", "ncclRemoteError")
 """What torch says of a collective whose other end is gone."""
 
@@ -52,15 +54,25 @@ def _line_of(error: BaseException) -> str | None:
     if names & {"OutOfMemoryError", "MemoryError"} or "can't allocate memory" in text:
         smaller = "give a smaller tokens_per_microbatch, or model.gradient_checkpointing=true"
         return f"out of memory: {text.partition('. ')[0]}; {smaller}, then continue the run with resume=auto"
-    if isinstance(error, OSError) and error.errno in NO_SPACE:
-        where = f" {error.filename}" if error.filename else ""
-        return f"cannot write{where}: {error.strerror}; make room, then continue the run with resume=auto"
+    if (number := _error_number(error)) in (*NO_SPACE, *UNWRITABLE):
+        where = getattr(error, "filename", None) or "a file of the run"
+        what = "write" if number in (*NO_SPACE, errno.EROFS) else "read or write"
+        remedy = "make room" if number in NO_SPACE else "give this user the right to, or choose another folder"
+        return f"cannot {what} {where}: {os.strerror(number)}; {remedy}, then continue the run with resume=auto"
     if isinstance(error, RuntimeError) and any(words in text for words in LOST_PEER):
         return (
             "another rank of this run has ended: read its own error; if it has none, it was killed, perhaps by the "
             "kernel of a machine without memory (see dmesg)"
         )
     return None
+
+
+def _error_number(error: BaseException) -> int:
+    """The system's number of an error, also of one from Rust (safetensors, tokenizers), which has it in its text; 0."""
+    if isinstance(error, OSError):
+        return error.errno or 0
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return int(found[1]) if found else 0
 
 
 def _misnamed(error: InstantiationException) -> str | None:

@@ -205,7 +205,7 @@ def test_a_model_that_attends_otherwise_is_refused_before_its_weights_are_made()
 @pytest.mark.parametrize("path", ["outputs/bases/locks", "/no/model", "./model", "~/model"])
 def test_a_path_that_cannot_be_a_hub_id_is_a_folder_that_exists(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    place = "" if path.startswith("/") else f" in {tmp_path}"
+    place = "" if path.startswith(("/", "~")) else f" in {tmp_path}"
     with pytest.raises(ConfigError, match=f"model.path={path}: there is no such folder{place}:") as refused:
         PolicySpec(name="x", path=path).load_config()
     assert ("; apo pretrain data=locks makes it" in str(refused.value)) == (path == "outputs/bases/locks")

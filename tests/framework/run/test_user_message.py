@@ -1,5 +1,6 @@
 """Errors that a user can fix are one line; others keep their traceback."""
 
+import errno
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationKeyError
+from safetensors import SafetensorError
 
 from apo_lightning.losses import GRPO
 from apo_lightning.run import prepare
@@ -23,8 +25,12 @@ def raised(call) -> BaseException:
 
 
 def test_a_full_disk_is_one_line_that_says_how_to_go_on():
-    said = "cannot write: No space left on device; make room, then continue the run with resume=auto"
+    said = "cannot write a file of the run: No space left on device; make room, then continue the run with resume=auto"
     assert user_message(raised(lambda: Path("/dev/full").write_text("x"))) == said
+    assert user_message(SafetensorError("I/O error: No space left on device (os error 28)")) == said
+    others = "give this user the right to, or choose another folder, then continue the run with resume=auto"
+    reading = user_message(PermissionError(errno.EACCES, "denied", "/d.jsonl"))
+    assert reading == f"cannot read or write /d.jsonl: Permission denied; {others}"
 
 
 @pytest.mark.parametrize("allocate", [lambda: torch.empty(2**56), lambda: bytearray(2**56)])

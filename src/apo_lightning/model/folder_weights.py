@@ -1,0 +1,264 @@
+"""The weights in a model's folder: each accounted for before any is loaded, and their fingerprint.
+
+Files are mapped into memory, so a tensor's name, shape and dtype cost its header, and its values what is read of them.
+"""
+
+import hashlib
+import json
+import pickle
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from apo_lightning.common.console import progress_bars_hidden
+from apo_lightning.errors import ConfigError, in_brief
+
+SINGLE = ("model.safetensors", "pytorch_model.bin")
+"""The names that `transformers` loads from a folder, each before the index of the same kind, in this order."""
+SAMPLED_BYTES = 256 * 2**20
+"""Most that is read of all values together, for the fingerprint and to find NaN before loading."""
+NUM_BLOCKS = 16
+"""Parts of a tensor that is not read whole, at equal distances."""
+NAMED = 3
+"""Names in a message; the others are counted."""
+
+
+def read_folder(folder: Path, where: str) -> dict[str, Tensor]:
+    """Name → tensor of the weights that `transformers` would load from the folder, mapped; empty if it has none.
+
+    `where` begins the messages.
+
+    Raises:
+        ConfigError: a file is missing or damaged, or another file of the folder holds other values for a weight.
+    """
+    used = _weight_files(folder, where)
+    beside = {*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")} - {*used}
+    tensors: dict[str, Tensor] = {}
+    for path in (*used, *(sorted(beside) if used else ())):
+        try:
+            found = _mapped(path, where)
+        except ConfigError:
+            if path in beside:
+                continue  # nothing reads it
+            raise
+        if clash := next((name for name in found if name in tensors and not _agree(tensors[name], found[name])), None):
+            raise ConfigError(
+                f"{where}: two sets of weights: {path.name} holds another {clash} than what is loaded before it, from "
+                f"{used[0].name}: remove the files that are not meant"
+            )
+        tensors.update(found if path in used else {})
+    return tensors
+
+
+def _weight_files(folder: Path, where: str) -> list[Path]:
+    for single in SINGLE:
+        if (folder / single).is_file():
+            return [folder / single]
+        if not (index := folder / f"{single}.index.json").is_file():
+            continue
+        try:
+            names = sorted({str(name) for name in json.loads(index.read_bytes())["weight_map"].values()})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{where}: {index.name} is damaged ({in_brief(error)}): copy it again") from error
+        if lacking := [name for name in names if not (folder / name).is_file()]:
+            raise ConfigError(
+                f"{where}: {index.name} names {', '.join(lacking[:NAMED])}, which the folder lacks ({len(lacking)} of "
+                f"{len(names)} files): copy all files of the model"
+            )
+        return [folder / name for name in names]
+    return []
+
+
+def _mapped(path: Path, where: str) -> dict[str, Tensor]:
+    """Name → tensor of one file; the values are read when they are used."""
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as file:  # pyright: ignore[reportUnknownVariableType]
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, AttributeError) as error:
+        with path.open("rb") as file:
+            is_pointer = file.read(7) == b"version"
+        remedy = "fetch it with git lfs pull" if is_pointer else "give a folder with intact .safetensors files"
+        raise ConfigError(
+            f"{where}: {path.name}: its weights are damaged, or hold more than tensors "
+            f"({in_brief(error).partition('. ')[0]}): {remedy}"
+        ) from error
+
+
+def account(skeleton: PreTrainedModel, tensors: Mapping[str, Tensor], where: str) -> None:
+    """Check that each weight of a model is in its folder, and each tensor of the folder in the model; reads samples.
+
+    `transformers` itself loads the tensors without values on the meta device, with its renamings and conversions.
+
+    Args:
+        skeleton: the model on the meta device.
+        tensors: those of `read_folder`.
+        where: begins the message.
+
+    Raises:
+        ConfigError: a weight is missing, left over, of another shape, no floating-point number, or has NaN or inf; or
+            the config ties it to another that has other values in the folder.
+    """
+    # Integers are buffers, or quantised weights: without them, those are missing.
+    floating = {name: tensor for name, tensor in tensors.items() if tensor.dtype.is_floating_point}
+    eighths = {name for name, tensor in floating.items() if tensor.dtype.itemsize == 1}
+    coded = sorted(eighths | (tensors.keys() - floating.keys()))
+    shapes = {name: torch.empty_like(t, device="meta") for name, t in floating.items() if name not in eighths}
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # it would print a table of its own
+    try:
+        with progress_bars_hidden():
+            _, info = cast(Any, type(skeleton)).from_pretrained(
+                None,
+                config=skeleton.config,
+                state_dict=shapes,
+                device_map={"": "meta"},
+                dtype=torch.float32,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+    except RuntimeError as error:
+        raise ConfigError(f"{where}: its weights do not fit {type(skeleton).__name__} ({in_brief(error)})") from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    if coded and _missing(skeleton, info):
+        kinds = ", ".join(sorted({str(tensors[name].dtype).removeprefix("torch.") for name in coded}))
+        raise ConfigError(
+            f"{where}: {_listed(coded)} {'is' if len(coded) == 1 else 'are'} stored as {kinds}, and quantised weights "
+            "cannot be trained: give the folder in bfloat16 or float32"
+        )
+    _refuse_incomplete(skeleton, info, where)
+    for target, source in skeleton.get_expanded_tied_weights_keys(all_submodels=True).items():
+        if target in tensors and source in tensors and not _are_equal(tensors[target], tensors[source]):
+            raise _not_tied(target, source, where)
+    samples = _samples(tensors)
+    if damaged := [name for name in shapes if not samples[name].isfinite().all()]:
+        raise _not_finite(damaged, where)
+
+
+def check_loaded(model: PreTrainedModel, info: Mapping[str, Collection[Any]], where: str) -> None:
+    """`account` of a model with its values, after loading: every value is read.
+
+    Raises:
+        ConfigError: as `account`.
+    """
+    _refuse_incomplete(model, info, where)
+    for target, source in model.get_expanded_tied_weights_keys(all_submodels=True).items():
+        if model.get_parameter(target) is not model.get_parameter(source):
+            raise _not_tied(target, source, where)
+    # A sum is one pass without a copy; it is infinite for some finite weights too.
+    suspects = [(name, weight) for name, weight in model.named_parameters() if not weight.detach().sum().isfinite()]
+    if damaged := [name for name, weight in suspects if not weight.isfinite().all()]:
+        raise _not_finite(damaged, where)
+
+
+def _missing(model: PreTrainedModel, info: Mapping[str, Collection[Any]]) -> list[str]:
+    """The weights that were not loaded; integers are buffers with their initial values."""
+    return sorted(name for name in info["missing_keys"] if model.get_parameter_or_buffer(name).is_floating_point())
+
+
+def _refuse_incomplete(model: PreTrainedModel, info: Mapping[str, Collection[Any]], where: str) -> None:
+    """Raise `ConfigError` if loading left out a weight of the model, or a tensor of the folder."""
+    missing, left_over, kind = _missing(model, info), sorted(info["unexpected_keys"]), type(model).__name__
+    if reshaped := sorted(info["mismatched_keys"]):
+        name, found, expected = reshaped[0]
+        raise ConfigError(
+            f"{where}: {_listed([name for name, *_ in reshaped])} {'has' if len(reshaped) == 1 else 'have'} another "
+            f"shape than config.json says ({[*found]}, not {[*expected]}): give the config that belongs to the weights"
+        )
+    for name in missing[:1]:
+        if wrapped := next((key for key in left_over if key.endswith(f".{name}")), None):
+            raise ConfigError(
+                f"{where}: its names begin with {wrapped.removesuffix(name)!r} ({wrapped}), so no weight of {kind} is "
+                "found: save the model that is wrapped"
+            )
+    also = f"; {_listed(left_over)} would be left out" if left_over else ""
+    if missing:
+        raise ConfigError(
+            f"{where}: the folder lacks {_listed(missing)} of {kind}, which would be random{also}: give all weights, "
+            "and the config that belongs to them"
+        )
+    if left_over:
+        raise ConfigError(
+            f"{where}: {kind} has no weight for {_listed(left_over)} in the folder, and would leave "
+            f"{'it' if len(left_over) == 1 else 'them'} out: give the config that belongs to the weights, or remove "
+            "what is no part of the model"
+        )
+
+
+def fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    """A hash over names, dtypes, shapes and values; of more than `SAMPLED_BYTES`, evenly spaced parts of each tensor.
+
+    It does not depend on how tensors are divided into files. A change of single values can escape it, and an update of
+    training, which changes all, cannot.
+
+    Example:
+        >>> fingerprint({"a": torch.zeros(2)}) == fingerprint({"a": torch.zeros(2)})
+        True
+        >>> fingerprint({"a": torch.zeros(2)}) == fingerprint({"a": torch.ones(2)})
+        False
+    """
+    digest = hashlib.sha256()
+    for name, values in sorted(_samples(tensors).items()):
+        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}\n".encode())
+        digest.update(values.contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def file_fingerprint(path: Path) -> str:
+    """`fingerprint` of a file's bytes, such as a GGUF file's."""
+    size = path.stat().st_size
+    return fingerprint({path.suffix: torch.from_file(str(path), size=size, dtype=torch.uint8)})
+
+
+def _samples(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Name → values of each tensor, all or of evenly spaced blocks, `SAMPLED_BYTES` together."""
+    left, found = SAMPLED_BYTES, {}
+    for number, name in enumerate(sorted(tensors, key=lambda name: tensors[name].nbytes)):
+        flat, share = tensors[name].detach().reshape(-1), left // (len(tensors) - number)
+        if flat.nbytes > share:
+            length = max(1, share // NUM_BLOCKS // flat.itemsize)
+            starts = torch.linspace(0, flat.numel() - length, NUM_BLOCKS, dtype=torch.float64).long().tolist()
+            flat = torch.cat([flat[start : start + length] for start in starts])
+        found[name] = flat
+        left -= flat.nbytes
+    return found
+
+
+def _agree(one: Tensor, other: Tensor) -> bool:
+    """Whether samples of two tensors agree, up to the rounding of a half-precision dtype."""
+    if one.shape != other.shape:
+        return False
+    first, second = (_samples({"": tensor})[""] for tensor in (one, other))
+    if one.dtype == other.dtype:
+        return torch.equal(first.view(torch.uint8), second.view(torch.uint8))
+    return torch.allclose(first.float(), second.float(), rtol=2**-7, atol=1e-6)
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one.to(other.dtype), other)
+
+
+def _not_tied(target: str, source: str, where: str) -> ConfigError:
+    return ConfigError(
+        f"{where}: tie_word_embeddings is true in config.json, but the folder has a {target} that differs from "
+        f"{source}: set it to false, or remove {target} from the file"
+    )
+
+
+def _not_finite(names: Collection[str], where: str) -> ConfigError:
+    return ConfigError(f"{where}: NaN or inf in {_listed(names)}: copy or save the weights again")
+
+
+def _listed(names: Collection[str]) -> str:
+    """How many names there are, and the first of them; the name alone if it is one."""
+    first = ", ".join([*names][:NAMED])
+    return first if len(names) == 1 else f"{len(names)} tensors ({first}{', …' * (len(names) > NAMED)})"

@@ -1,0 +1,55 @@
+"""Fingerprints of what a run reads besides its settings: the weights of its model, and its data."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from apo_lightning.model.reference import ReferenceSchedule
+from apo_lightning.model.spec import PolicySpec
+from apo_lightning.types import Prompt
+
+
+def fingerprints(
+    model: PolicySpec,
+    reference: ReferenceSchedule,
+    prompts: Sequence[Prompt],
+    held_out: Mapping[str, Sequence[Prompt]],
+    stored: Iterable[Sequence[int]] = (),
+) -> dict[str, str]:
+    """Name → fingerprint of each content that a resumed run must find unchanged.
+
+    Args:
+        model: that is trained.
+        reference: its own weights, where it has a path.
+        prompts: all training prompts.
+        held_out: prompts of each benchmark.
+        stored: token ids of the completions of `algo.auxiliary`.
+    """
+    found: dict[str, str | None] = {
+        **model_source(model.check_weights()),
+        "the training data": data_fingerprint(prompts),
+        **{f"the problems of validation on {name}": data_fingerprint(rows) for name, rows in held_out.items()},
+    }
+    if reference.path is not None:
+        found["the weights of reference_path"] = replace(model, path=reference.path, config=None).check_weights()
+    if completions := [*map(list, stored)]:
+        found["the samples of algo.auxiliary"] = hashlib.sha256(json.dumps(completions).encode()).hexdigest()
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def model_source(fingerprint: str | None) -> dict[str, str]:
+    """The entry of `fingerprints` for the model before training."""
+    return {} if fingerprint is None else {"the weights of model.path": fingerprint}
+
+
+def data_fingerprint(prompts: Sequence[Prompt]) -> str:
+    """A hash over ids, texts, tokens, answers and columns of prompts in their order.
+
+    It is that of the rows as the model reads them, wherever they lie and in whatever format.
+    """
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        row = (prompt.id, prompt.problem, prompt.text, prompt.token_ids, prompt.answer, prompt.columns)
+        digest.update(json.dumps(row, default=str).encode() + b"\n")
+    return digest.hexdigest()
