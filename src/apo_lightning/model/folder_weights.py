@@ -35,25 +35,10 @@ def read_folder(folder: Path, where: str) -> dict[str, Tensor]:
     `where` begins the messages.
 
     Raises:
-        ConfigError: a file is missing or damaged, or another file of the folder holds other values for a weight.
+        ConfigError: a file is missing or damaged.
     """
-    used = _weight_files(folder, where)
-    beside = {*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")} - {*used}
-    tensors: dict[str, Tensor] = {}
-    for path in (*used, *(sorted(beside) if used else ())):
-        try:
-            found = _mapped(path, where)
-        except ConfigError:
-            if path in beside:
-                continue  # nothing reads it
-            raise
-        if clash := next((name for name in found if name in tensors and not _agree(tensors[name], found[name])), None):
-            raise ConfigError(
-                f"{where}: two sets of weights: {path.name} holds another {clash} than what is loaded before it, from "
-                f"{used[0].name}: remove the files that are not meant"
-            )
-        tensors.update(found if path in used else {})
-    return tensors
+    files = _weight_files(folder, where)
+    return {name: tensor for path in files for name, tensor in _mapped(path, where).items()}
 
 
 def _weight_files(folder: Path, where: str) -> list[Path]:
@@ -231,16 +216,6 @@ def _samples(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found[name] = flat
         left -= flat.nbytes
     return found
-
-
-def _agree(one: Tensor, other: Tensor) -> bool:
-    """Whether samples of two tensors agree, up to the rounding of a half-precision dtype."""
-    if one.shape != other.shape:
-        return False
-    first, second = (_samples({"": tensor})[""] for tensor in (one, other))
-    if one.dtype == other.dtype:
-        return torch.equal(first.view(torch.uint8), second.view(torch.uint8))
-    return torch.allclose(first.float(), second.float(), rtol=2**-7, atol=1e-6)
 
 
 def _are_equal(one: Tensor, other: Tensor) -> bool:

@@ -111,8 +111,6 @@ BROKEN = {
                                             .replace("model-00001-of", "model-00002-of"))),
         NO_HEAD,
     ),
-    "two sets": (weights(set_to(NORM, 7), to="pytorch_model.bin"), f"pytorch_model.bin holds another {NORM} than"),
-    "a stale shard": (weights(set_to(NORM, 7), to="model-00001-of-00002.safetensors"), "two sets of weights"),
     "an adapter": (in_order(without(CONFIG, WEIGHTS), lambda f: write(f / "adapter_config.json", "{}")), "an adapter"),
     "an adapter beside": (lambda f: write(f / "adapter_config.json", "{}"), "merge the two"),
     "no config": (without(CONFIG), "the folder has no config.json"),
