@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 
 from apo_lightning.common.console import quiet_libraries, show
 from apo_lightning.errors import ConfigError
-from apo_lightning.run.checks import check_devices, check_launch, check_share
+from apo_lightning.run.checks import check_devices, check_share
 from apo_lightning.run.settings import ANNOTATIONS, step_settings
 from apo_lightning.run.training import prepare
 from apo_lightning.run.value_types import check_values
@@ -95,8 +95,6 @@ def _environment_findings(cfg: DictConfig, ranks: RankLayout) -> list[Finding]:
     findings: list[Finding] = []
     with _errors_to(findings):
         check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
-    with _errors_to(findings):
-        check_launch(ranks.world_size)
     with _errors_to(findings):
         check_share(step_settings(cfg, instantiate(cfg.data)), ranks.world_size)
     with _errors_to(findings):

@@ -37,6 +37,11 @@ def find_checkpoint(
                 f"{output_dir} holds checkpoints of an earlier run (newest: {own_checkpoints[-1].folder.name}): "
                 "continue it with resume=auto, or choose another hydra.run.dir"
             )
+        if (output_dir / "metrics.csv").is_file():
+            raise ConfigError(
+                f"{output_dir} holds the metrics.csv of an earlier run, which this one would overwrite: choose another "
+                "hydra.run.dir, or give resume=auto to start that run again"
+            )
         return None
     if resume == "auto":
         return _newest_usable(own, config, world_size)

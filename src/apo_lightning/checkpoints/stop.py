@@ -8,7 +8,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from apo_lightning.common.console import is_first_process
+from apo_lightning.common.launch import is_first_process
 from apo_lightning.errors import Preempted
 from apo_lightning.types import Completion
 

@@ -21,8 +21,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from apo_lightning.common.console import is_first_process, say
-from apo_lightning.errors import NonfiniteError, Preempted, VerifierError
+from apo_lightning.common.console import say
+from apo_lightning.common.files import LOCK
+from apo_lightning.common.launch import is_first_process, launch
+from apo_lightning.errors import ConfigError, NonfiniteError, Preempted, VerifierError
 from apo_lightning.run.choices import CONFIG_DIR, config_file, expand_glob, options_of, refuse_null
 from apo_lightning.run.commands import Command, commands, find_command
 from apo_lightning.run.launching import end_with_peers, register_resolvers, use_expandable_segments, use_short_spins
@@ -100,6 +102,8 @@ def _run(command: Command, overrides: Sequence[str]) -> None:
     use_expandable_segments()
     use_short_spins()
     end_with_peers()
+    if launch().size > 1 and not command.takes_ranks:
+        raise ConfigError(f"apo {command.name} is one process, and a launcher has started {launch().size}: start one")
     for override in overrides:
         refuse_null(override)
     typed = sys.argv
@@ -139,10 +143,10 @@ def _run(command: Command, overrides: Sequence[str]) -> None:
 
 
 def _forget_refused_run() -> None:
-    """Remove the folder of this job if Hydra's copy of its configuration is all it has: it is no run."""
+    """Remove the folder of this job if Hydra's copy of its configuration and a lock are all it has: it is no run."""
     hydra_cfg: Any = HydraConfig.get()
     folder = Path(hydra_cfg.runtime.output_dir)
-    if hydra_cfg.output_subdir is None or [path.name for path in folder.iterdir()] != [hydra_cfg.output_subdir]:
+    if folder == Path.cwd() or not {path.name for path in folder.glob("*")} <= {hydra_cfg.output_subdir, LOCK}:
         return
     for handler in logging.root.handlers[:]:
         if isinstance(handler, logging.FileHandler):  # a library's last warning would fail to open the job's log

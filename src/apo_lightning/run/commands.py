@@ -28,6 +28,9 @@ class Command:
     actions: tuple[str, ...] = ()
     """Words that may follow the name: `apo paper plan` sets the key `action` to `plan`."""
 
+    takes_ranks: bool = False
+    """Whether the processes that a launcher starts share the work; False: the command is one process."""
+
     def load(self) -> Callable[[Any], Any]:
         """Import the function that does the work."""
         module, _, function = self.work.partition(":")
@@ -44,12 +47,13 @@ class Command:
 
 
 BUILT_IN = (
-    Command(name="train", summary="Train a policy.", work="apo_lightning.run.training:main", config="train"),
+    Command(name="train", summary="Train a policy.", work="apo_lightning.run.training:main", config="train", takes_ranks=True),
     Command(
         name="evaluate",
         summary="Measure a policy on benchmarks.",
         work="apo_lightning.run.evaluating:main",
         config="evaluate",
+        takes_ranks=True,
     ),
     Command(
         name="export",

@@ -35,7 +35,6 @@ from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.run.checks import (
     check_devices,
     check_dtype,
-    check_launch,
     check_model,
     check_share,
     check_strategy,
@@ -124,7 +123,6 @@ def prepare(cfg: DictConfig) -> Prepared:
     # The machine.
     model, lora = instantiate(cfg.model, _convert_="all"), instantiate(cfg.policy.lora, _convert_="all")
     device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
-    check_launch(world_size)
     check_share(settings, world_size)
     check_strategy(cfg.trainer.strategy, world_size)
     compute_dtype = model.dtype(device)

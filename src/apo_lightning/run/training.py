@@ -1,6 +1,7 @@
 """`apo train`: configuration → one trained policy."""
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,12 +10,13 @@ import lightning.pytorch as pl
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from hydra.utils import instantiate
-from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from omegaconf import DictConfig
 
 from apo_lightning.advantages import gae_of, needs_of
 from apo_lightning.checkpoints import Checkpointer, StopRequest, find_checkpoint
 from apo_lightning.common.console import progress_bars_hidden, quiet_libraries, say
+from apo_lightning.common.files import folder_locked
+from apo_lightning.common.launch import launch
 from apo_lightning.common.phases import PhaseClock
 from apo_lightning.distributed.lightning_private import set_finished_steps
 from apo_lightning.distributed.sharding import load_model
@@ -34,6 +36,7 @@ from apo_lightning.rollout.collector import Collector
 from apo_lightning.run.metrics_csv import closing, loggers_of
 from apo_lightning.run.preparing import Prepared, prepare
 from apo_lightning.run.settings import ANNOTATIONS
+from apo_lightning.run.trained import record_settings
 from apo_lightning.run.value_types import check_values
 from apo_lightning.step.part import Part
 
@@ -41,27 +44,35 @@ from apo_lightning.step.part import Part
 def main(cfg: DictConfig) -> None:
     """The command: train in the folder that Hydra has made for the job."""
     hydra_cfg = HydraConfig.get()
-    is_started = any(kind.detect() for kind in (TorchElasticEnvironment, SLURMEnvironment))
-    if hydra_cfg.mode is RunMode.MULTIRUN and cfg.trainer.devices not in (1, "auto") and not is_started:
+    if hydra_cfg.mode is RunMode.MULTIRUN and cfg.trainer.devices not in (1, "auto") and launch().size == 1:
         raise ConfigError(
             f"trainer.devices is {cfg.trainer.devices} in a sweep, whose jobs share this process: start one run after "
             "the other, or each as a SLURM job with hydra/launcher=submitit_slurm"
         )
-    train(cfg, Path(hydra_cfg.runtime.output_dir))
+    train(cfg, Path(hydra_cfg.runtime.output_dir), record=partial(record_settings, cfg))
 
 
-def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
+def train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | None = None) -> RLVRModule:
     """Train one policy: validate on the held-out problems, if any, train, validate again.
 
-    Raises `ConfigError`, before any weights are loaded, if something cannot work.
+    Raises `ConfigError`, before any weights are loaded, if something cannot work. `record` is called with the folder
+    once the run may write to it.
     """
     check_values(cfg, ANNOTATIONS)
     output_dir.mkdir(parents=True, exist_ok=True)
+    refusal = f"another process is training in {output_dir}: wait for it, or choose another hydra.run.dir"
+    with folder_locked(output_dir, refusal) if launch().rank == 0 else contextlib.nullcontext():
+        return _train(cfg, output_dir, record)
+
+
+def _train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | None) -> RLVRModule:
     quiet_libraries(output_dir / "run.log")
     pl.seed_everything(cfg.seed, verbose=False)
 
     prepared = prepare(cfg)
     resumed = find_checkpoint(cfg.resume, output_dir, prepared.config, prepared.world_size)
+    if record is not None and launch().rank == 0:
+        record(output_dir)
     steps_done = resumed.header.position.step if resumed is not None else 0
     if resumed is not None:
         say(f"resuming from {resumed.folder}, after {steps_done} of {cfg.trainer.max_steps} steps")
