@@ -263,7 +263,8 @@ class RLVRModule(pl.LightningModule):
         for part in self.parts:
             part.configure()
         optimizer = self.make_optimizer([p for p in self.policy.model.parameters() if p.requires_grad])
-        num_steps = (self.trainer.max_steps - self.held_steps) * self.settings.minibatches_per_step
+        horizon = self.settings.schedule_horizon or self.trainer.max_steps
+        num_steps = (horizon - self.held_steps) * self.settings.minibatches_per_step
         self.schedule = begin_schedule(self.make_scheduler, optimizer, num_steps)
         return optimizer
 

@@ -9,8 +9,10 @@ from apo_lightning.common.console import say
 from apo_lightning.common.formatting import flatten
 from apo_lightning.errors import ConfigError
 
+HORIZON = "schedule_horizon"
+"""The setting that checkpoints hold as the number that it stands for."""
 FREE = (
-    "trainer", "engine", "callbacks", "logger", "checkpoint", "resume", "experiment",
+    HORIZON, "trainer", "engine", "callbacks", "logger", "checkpoint", "resume", "experiment",
     "tokens_per_microbatch", "kv_cache_gib", "gpu_memory_utilization",
     "model.gradient_checkpointing", "model.compile_layers",
 )  # fmt: skip

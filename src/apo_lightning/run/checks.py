@@ -48,6 +48,24 @@ def check_devices(accelerator: str, devices: int | str, num_nodes: int) -> tuple
     return device, wanted * num_nodes
 
 
+def check_length(max_steps: int, val_check_interval: Any, settings: StepSettings) -> int:
+    """The rollouts that the schedule is made for; raises `ConfigError` for a run of no step, or a part of one."""
+    if max_steps < 1:
+        raise ConfigError(f"trainer.max_steps is {max_steps}: give the rollouts to train, 1 or more")
+    if val_check_interval is not None and (not isinstance(val_check_interval, int) or val_check_interval < 1):
+        raise ConfigError(
+            f"trainer.val_check_interval is {val_check_interval}: give the rollouts between two validation passes, a "
+            "whole number from 1"
+        )
+    horizon = max_steps if settings.schedule_horizon is None else settings.schedule_horizon
+    if horizon < max_steps:
+        raise ConfigError(
+            f"schedule_horizon is {horizon} and trainer.max_steps {max_steps}: the schedule would end before the run; "
+            f"give at least {max_steps}, or null"
+        )
+    return horizon
+
+
 def check_strategy(strategy: Any, world_size: int) -> None:
     """Raise `ConfigError` if `trainer.strategy`, a name or a node, has more or fewer shards than processes."""
     shards = strategy.get("data_parallel_size", world_size) if isinstance(strategy, DictConfig) else world_size

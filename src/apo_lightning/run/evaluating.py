@@ -36,13 +36,13 @@ from apo_lightning.rollout.weight_sync import publish
 from apo_lightning.run.choices import options_of, typed_overrides
 from apo_lightning.run.evaluated_policy import EvaluatedPolicy, find_evaluated_policy
 from apo_lightning.run.trained import Stage
-from apo_lightning.run.value_types import check_values
+from apo_lightning.run.value_types import SEED, check_values
 from apo_lightning.types import Prompt
 
 FOR_ALL = ("num_samples", "limit", "max_completion_tokens")
 """Settings of each benchmark that the command line may give for all of them."""
 ANNOTATIONS = {
-    "seed": int,
+    "seed": SEED,
     "temperature": float,
     "top_p": float,
     "token_statistics": bool,

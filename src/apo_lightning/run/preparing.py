@@ -15,7 +15,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from apo_lightning.advantages import AdvantageEstimator, check_group_size, gae_of, needs_of
 from apo_lightning.checkpoints import CheckpointSettings
-from apo_lightning.checkpoints.resume import FREE
+from apo_lightning.checkpoints.folder import Header
+from apo_lightning.checkpoints.resume import FREE, HORIZON
 from apo_lightning.data.datamodule import PromptDataModule
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
@@ -35,13 +36,14 @@ from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.run.checks import (
     check_devices,
     check_dtype,
+    check_length,
     check_model,
     check_share,
     check_strategy,
 )
 from apo_lightning.run.settings import all_needs, callbacks_for, step_settings
 from apo_lightning.step.part import Part, check_columns
-from apo_lightning.step.schedule import try_schedule
+from apo_lightning.step.schedule import rates_of, try_schedule
 from apo_lightning.step.settings import StepSettings
 from apo_lightning.types import Needs
 
@@ -85,6 +87,22 @@ class Prepared:
         of_sampling = None if self.dynamic_sampling is None else self.dynamic_sampling.notice(self.advantage)
         return [notice for notice in (of_auxiliary, of_sampling) if notice is not None]
 
+    def schedule_notice(self, header: Header) -> str | None:
+        """What a run that resumes should know of its learning rates: that they are not those it was begun with."""
+        was, now, done = header.config.get(HORIZON), self.config[HORIZON], header.position.step
+        if was is None or was == now:
+            return None
+        per_step = self.settings.minibatches_per_step
+        then, rates = (rates_of(self.optimizer, self.scheduler, steps * per_step) for steps in (was, now))
+        if then[: len(rates)] == rates[: len(then)]:
+            return None
+        last = min(max(done, 1), was, now) * per_step - 1
+        return (
+            f"the learning-rate schedule was made for {was} steps and is now made for {now}: optimizer step {last + 1} "
+            f"had the rate {then[last]:.3g} and would have {rates[last]:.3g}, so the weights will be those of no run "
+            f"from its beginning; give a run that may get longer its schedule_horizon at its start"
+        )
+
     def policy(self, model: PreTrainedModel) -> Policy:
         """A policy around weights of this run's model."""
         stop_tokens, compiles = self.model.stop_tokens, self.model.compile_layers
@@ -103,7 +121,8 @@ def prepare(cfg: DictConfig) -> Prepared:
         aggregation=settings.aggregation, minibatches_per_step=settings.minibatches_per_step, advantage=advantage
     )
     try_loss(loss)
-    try_schedule(optimizer, scheduler, max(1, cfg.trainer.max_steps * settings.minibatches_per_step))
+    horizon = check_length(cfg.trainer.max_steps, cfg.trainer.get("val_check_interval"), settings)
+    try_schedule(optimizer, scheduler, horizon * settings.minibatches_per_step)
     callbacks = callbacks_for(cfg, loss)
     needs = all_needs(loss, callbacks)
     # What may hang on its steps.
@@ -159,7 +178,7 @@ def prepare(cfg: DictConfig) -> Prepared:
     checkpoint.check(data.validation_names, settings.validation_samples)
     compared = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in FREE])
     return Prepared(
-        config=cast("dict[str, Any]", OmegaConf.to_container(compared, resolve=True)),
+        config=cast("dict[str, Any]", OmegaConf.to_container(compared, resolve=True)) | {HORIZON: horizon},
         world_size=world_size,
         settings=settings,
         checkpoint=checkpoint,

@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 
 from apo_lightning.advantages import gae_of, needs_of
 from apo_lightning.checkpoints import Checkpointer, StopRequest, find_checkpoint
+from apo_lightning.checkpoints.resume import HORIZON
 from apo_lightning.common.console import progress_bars_hidden, quiet_libraries, say
 from apo_lightning.common.files import folder_locked
 from apo_lightning.common.launch import launch
@@ -76,6 +77,8 @@ def _train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | N
     steps_done = resumed.header.position.step if resumed is not None else 0
     if resumed is not None:
         say(f"resuming from {resumed.folder}, after {steps_done} of {cfg.trainer.max_steps} steps")
+        if (notice := prepared.schedule_notice(resumed.header)) is not None:
+            say(notice)
     for line in (prepared.data.describe(), *prepared.notices):
         say(line)
     trainer = instantiate(
@@ -103,6 +106,11 @@ def _train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | N
             trainer.validate(module, datamodule=prepared.data, verbose=False)
         if steps_done < trainer.max_steps:
             trainer.fit(module, datamodule=prepared.data)
+            if trainer.global_step == steps_done:
+                raise ConfigError(
+                    f"the trainer has ended at step {steps_done} of {trainer.max_steps} without training: leave out of "
+                    "trainer= what ends it before, such as limit_train_batches"
+                )
         if module.validation.is_due(trainer, trainer.global_step):
             trainer.validate(module, datamodule=prepared.data, verbose=False)
     trainer.strategy.barrier()  # ranks that the first one has launched end with it
@@ -124,7 +132,7 @@ def _module(cfg: DictConfig, prepared: Prepared, trainer: pl.Trainer, checkpoint
         max_completion_tokens=prepared.settings.max_completion_tokens,
         stop_token_ids=policy.stop_token_ids,
         clock=PhaseClock(),
-        state_at=partial(_trainer_state, prepared, cfg.trainer.max_steps),
+        state_at=partial(_trainer_state, prepared),
         on_finished=checkpointer.stop.check,
     )
     return RLVRModule(
@@ -172,8 +180,9 @@ def _reference(prepared: Prepared, policy: Policy, seed: int) -> Reference:
     return Reference(prepared.policy(model), prepared.reference)
 
 
-def _trainer_state(prepared: Prepared, max_steps: int, step: int) -> TrainerState:
+def _trainer_state(prepared: Prepared, step: int) -> TrainerState:
     """The state of the run when a step's completions are scored; step 0, of held-out problems: at the end."""
+    max_steps: int = prepared.config[HORIZON]
     done, per_step = step - 1 if step else max_steps, prepared.settings.minibatches_per_step
     epoch = done * prepared.settings.prompts_per_step / len(prepared.data.train_prompts)
     return TrainerState(global_step=done * per_step, max_steps=max_steps * per_step, epoch=epoch)

@@ -22,6 +22,18 @@ def try_schedule(make_optimizer: Callable[..., Optimizer], make: Callable[..., L
         raise ConfigError(f"{key} cannot be made: {type(error).__name__}: {in_brief(error)}") from error
 
 
+def rates_of(
+    make_optimizer: Callable[..., Optimizer], make: Callable[..., LRScheduler], num_steps: int
+) -> list[float]:
+    """The learning rate of each optimizer step, of the first group of parameters."""
+    optimizer = make_optimizer([torch.nn.Parameter(torch.zeros(2, 2))])
+    schedule, rates = begin_schedule(make, optimizer, num_steps), []
+    for _ in range(num_steps):
+        rates.append(float(optimizer.param_groups[0]["lr"]))
+        schedule.step()
+    return rates
+
+
 def begin_schedule(make: Callable[..., LRScheduler], optimizer: Optimizer, num_steps: int) -> LRScheduler:
     """The schedule of a run, at the rate of its first optimizer step. Advance it once for each planned one.
 
