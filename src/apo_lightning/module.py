@@ -297,6 +297,7 @@ class RLVRModule(pl.LightningModule):
     def on_train_end(self) -> None:
         """Save the last checkpoint, after the callbacks: where it exists, so do the files that they write."""
         self.checkpointer.after_training(self._state())
+        self.nonfinite.check_end()
 
     def on_validation_start(self) -> None:
         """Start the engine if a run begins with validation, whose time belongs to no step."""

@@ -58,6 +58,10 @@ class StopRequest:
         if is_first_process():
             os.write(1, b"\nthe run ends where it can be saved; Ctrl-C again ends it at once\n")
 
+    def is_requested(self) -> bool:
+        """Whether a stop signal has arrived."""
+        return self.signal is not None
+
     def check(self, index: int, completion: Completion) -> None:
         """A listener of an engine that ends the generation after a stop signal.
 

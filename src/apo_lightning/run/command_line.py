@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import textwrap
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,9 +29,12 @@ from apo_lightning.errors import ConfigError, NonfiniteError, Preempted, Verifie
 from apo_lightning.run.choices import CONFIG_DIR, config_file, expand_glob, options_of, refuse_null
 from apo_lightning.run.commands import Command, commands, find_command
 from apo_lightning.run.launching import end_with_peers, register_resolvers, use_expandable_segments, use_short_spins
+from apo_lightning.run.sweep import Sweep
 from apo_lightning.run.user_message import misspelt, user_message
 
 HELP = ("-h", "--help")
+SOURCES, OWN = Path(__file__).resolve().parents[2], ("apo_lightning", "apo_lab", "apo_plan")
+"""Packages whose own exits are meant."""
 
 # On import: a process started by submitit reads its configuration without calling `main`.
 register_resolvers()
@@ -109,14 +113,16 @@ def _run(command: Command, overrides: Sequence[str]) -> None:
     typed = sys.argv
     prefix = typed[: len(typed) - len(overrides)]
 
+    sweep = Sweep(command)
+
     def job(cfg: DictConfig) -> None:
         # Lightning starts ranks with this command line, which must contain the command.
         sys.argv = [*prefix, *sys.argv[1:]]
-        hydra_cfg: Any = HydraConfig.get()
-        if hydra_cfg.mode is RunMode.MULTIRUN:
-            say(f"job {hydra_cfg.job.num} of the sweep: {shlex.join(hydra_cfg.overrides.task)}")
+        is_swept = HydraConfig.get().mode is RunMode.MULTIRUN
         try:
-            with _errors_in_one_line():
+            with _errors_in_one_line(), _exits_are_errors():
+                if is_swept:
+                    sweep.begin_job(overrides)
                 command.load()(cfg)
         except Preempted as stopped:
             say(str(stopped))
@@ -125,21 +131,43 @@ def _run(command: Command, overrides: Sequence[str]) -> None:
 
             # Another status than 0 on the other ranks would make the launcher report a failure.
             sys.exit(Preempted.STATUS if getattr(rank_zero_only, "rank", 0) == 0 else 0)
-        except SystemExit:
+        except SystemExit as ended:
             _forget_refused_run()
-            raise
+            if not (is_swept and sweep.go_on_after(ended)):
+                raise
         finally:
             sys.argv = [prefix[0], *sys.argv[len(prefix) :]]
 
     sys.argv = [prefix[0], *map(expand_glob, overrides)]
     try:
         hydra.main(config_path=str(CONFIG_DIR), config_name=command.config, version_base="1.3")(job)()
+        sweep.end()
     except Exception as error:
         if (line := misspelt(error, str(command.config), overrides)) is None:
             raise
         sys.exit(f"error: {line}")
     finally:
         sys.argv = typed
+
+
+@contextmanager
+def _exits_are_errors() -> Iterator[None]:
+    """Turn `sys.exit` of a user's reward, loss or callback into an error: status 0 would say that the run is done."""
+    try:
+        yield
+    except SystemExit as ended:
+        first: BaseException = ended
+        while first.__context__ is not None:
+            first = first.__context__
+        place = traceback.extract_tb(first.__traceback__)[-1]
+        if isinstance(first, KeyboardInterrupt):  # Lightning's answer to it
+            raise first from None
+        if any(Path(place.filename).is_relative_to(SOURCES / package) for package in OWN):
+            raise
+        raise ConfigError(
+            f"{place.filename}:{place.lineno} called sys.exit({ended.code!r}) before the run had ended: raise an "
+            "exception there, or return"
+        ) from ended
 
 
 def _forget_refused_run() -> None:

@@ -61,6 +61,16 @@ def main(cfg: DictConfig) -> None:
     evaluate(cfg, typed_overrides(), is_swept=HydraConfig.get().mode is RunMode.MULTIRUN)
 
 
+def check(cfg: DictConfig) -> None:
+    """Raise `ConfigError` for a job of a sweep that cannot work; nothing is loaded."""
+    check_values(cfg, ANNOTATIONS)
+    evaluated = find_evaluated_policy(cfg, typed_overrides(), is_swept=True)
+    engine: RolloutEngine = instantiate(cfg.engine)
+    engine.check(evaluated.device)
+    for task in prepare_tasks(cfg, evaluated, engine.name):
+        task.benchmark.reward.close()
+
+
 def evaluate(cfg: DictConfig, overrides: Sequence[str] = (), *, is_swept: bool = False) -> list[EvaluationResult]:
     """Measure one policy on all benchmarks, with one engine; raises `ConfigError` before any weights are loaded.
 

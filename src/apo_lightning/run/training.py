@@ -34,6 +34,7 @@ from apo_lightning.parts.moving_reference import MovingReference
 from apo_lightning.parts.probes import Probes
 from apo_lightning.rewards.reward import TrainerState
 from apo_lightning.rollout.collector import Collector
+from apo_lightning.run.launching import loud_exits
 from apo_lightning.run.metrics_csv import closing, loggers_of
 from apo_lightning.run.preparing import Prepared, prepare
 from apo_lightning.run.settings import ANNOTATIONS
@@ -51,6 +52,14 @@ def main(cfg: DictConfig) -> None:
             "the other, or each as a SLURM job with hydra/launcher=submitit_slurm"
         )
     train(cfg, Path(hydra_cfg.runtime.output_dir), record=partial(record_settings, cfg))
+
+
+def check(cfg: DictConfig) -> None:
+    """Raise `ConfigError` for a job of a sweep that cannot work; nothing is loaded and nothing written."""
+    check_values(cfg, ANNOTATIONS)
+    prepared = prepare(cfg)
+    prepared.reward.close()
+    find_checkpoint(cfg.resume, Path(HydraConfig.get().runtime.output_dir), prepared.config, prepared.world_size)
 
 
 def train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | None = None) -> RLVRModule:
@@ -97,6 +106,7 @@ def _train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | N
         set_finished_steps(trainer, steps_done)
         module.validation.last_step = resumed.header.validated_step
     with (
+        loud_exits(),
         contextlib.closing(stop),
         closing(trainer.loggers),
         contextlib.closing(prepared.reward),
@@ -134,6 +144,7 @@ def _module(cfg: DictConfig, prepared: Prepared, trainer: pl.Trainer, checkpoint
         clock=PhaseClock(),
         state_at=partial(_trainer_state, prepared),
         on_finished=checkpointer.stop.check,
+        is_stopping=checkpointer.stop.is_requested,
     )
     return RLVRModule(
         policy=policy,
