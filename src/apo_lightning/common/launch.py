@@ -98,7 +98,7 @@ def launch() -> Launch:
     found = _launch_by(first)
     if first is SRUN and BY_HAND in present and _launch_by(BY_HAND).rank != found.rank:
         raise ConfigError(_refusal(BY_HAND, f"srun says rank {found.rank}"))
-    if found.size == 1 and first is not TORCHRUN:
+    if first is not TORCHRUN and (found.size == 1 or not first.starts_ranks):
         for other in set(present) & {*OTHERS}:
             if _launch_by(other).size > 1:
                 raise ConfigError(_refusal(other, f"{other.name} starts no ranks of a run: use torchrun or srun"))

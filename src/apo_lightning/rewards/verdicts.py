@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from apo_lightning.errors import VerifierError
 from apo_lightning.types import Verdict, count_statuses
 
-
 LIMIT = 0.01
 """Largest tolerated fraction of errors."""
 

@@ -151,7 +151,7 @@ class Collector:
             if was_stopping or not self.is_stopping():
                 raise
             found = None
-        if found is None or self.is_stopping() and not was_stopping:
+        if found is None or (self.is_stopping() and not was_stopping):
             own.clear()
             found = self.score(prompts, token_ids, step=step, metrics=own)
         for name, values in own.items():

@@ -131,8 +131,9 @@ def _run(command: Command, overrides: Sequence[str]) -> None:
 
             # Another status than 0 on the other ranks would make the launcher report a failure.
             sys.exit(Preempted.STATUS if getattr(rank_zero_only, "rank", 0) == 0 else 0)
-        except SystemExit as ended:
-            _forget_refused_run()
+        except (SystemExit, Exception) as ended:
+            if isinstance(ended, SystemExit):
+                _forget_refused_run()
             if not (is_swept and sweep.go_on_after(ended)):
                 raise
         finally:

@@ -52,7 +52,13 @@ class Command:
 
 
 BUILT_IN = (
-    Command(name="train", summary="Train a policy.", work="apo_lightning.run.training:main", config="train", takes_ranks=True),
+    Command(
+        name="train",
+        summary="Train a policy.",
+        work="apo_lightning.run.training:main",
+        config="train",
+        takes_ranks=True,
+    ),
     Command(
         name="evaluate",
         summary="Measure a policy on benchmarks.",

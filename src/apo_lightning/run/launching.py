@@ -53,8 +53,8 @@ def launch_time() -> datetime:
             store, _, _ = next(torch.distributed.rendezvous(address, own.rank, own.size, timeout=LONGEST_WAIT))
     except RuntimeError as error:
         raise ConfigError(
-            f"rank {own.rank} has waited {LONGEST_WAIT} for the {own.size} processes of {own.launcher.name} at {address}, "
-            f"and they did not all come ({in_brief(error)}): start them all, or none by {own.launcher.name}"
+            f"rank {own.rank} has waited {LONGEST_WAIT} for the {own.size} processes of {own.launcher.name} at "
+            f"{address}, and they did not all come ({in_brief(error)}): start them all, or none by {own.launcher.name}"
         ) from error
     _stores.append(store)
     if own.rank == 0:
@@ -97,7 +97,9 @@ def loud_exits() -> Iterator[None]:
     def exit_loudly(status: int) -> NoReturn:
         if os.getpid() == own and status == 0:
             place = traceback.extract_stack(limit=2)[0]
-            os.write(2, f"error: {place.filename}:{place.lineno} called os._exit(0) before the run had ended\n".encode())
+            os.write(
+                2, f"error: {place.filename}:{place.lineno} called os._exit(0) before the run had ended\n".encode()
+            )
             _exit(1)
         _exit(status)
 

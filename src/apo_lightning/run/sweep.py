@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import open_dict
 
 from apo_lightning.common.console import say
-from apo_lightning.errors import ConfigError, Preempted
+from apo_lightning.errors import ConfigError
 from apo_lightning.run.choices import composed, expand_glob
 from apo_lightning.run.commands import Command
 from apo_lightning.run.user_message import user_message
@@ -30,24 +30,28 @@ class Sweep:
         self.command = command
         self.num_begun = 0
         self.failed: list[str] = []
+        self._in_all = frozenset[str]()
+        """Overrides that all jobs have."""
 
     def begin_job(self, overrides: Sequence[str]) -> None:
         """Say which job begins; the first raises `ConfigError` if any cannot work. `overrides` are the sweep's."""
         own: Any = HydraConfig.get()
-        self.num_begun += 1
-        if self.num_begun == 1 and _is_local(own) and own.sweeper._target_.endswith(BasicSweeper.__name__):
+        if self.num_begun == 0 and _is_local(own) and own.sweeper._target_.endswith(BasicSweeper.__name__):
             self._check(overrides)
+        self.num_begun += 1
         say(f"job {own.job.num} of the sweep: {shlex.join(own.overrides.task)}")
 
-    def go_on_after(self, ended: SystemExit) -> bool:
-        """Note and say a failure of the current job; False: the sweep ends with it, as after a signal."""
+    def go_on_after(self, ended: SystemExit | Exception) -> bool:
+        """Say and note a failure of the current job; False: the sweep ends with it, as after a signal."""
         own: Any = HydraConfig.get()
-        is_failure = isinstance(ended.code, str) or ended.code == 1
-        if not is_failure or not _is_local(own) or self.num_begun == 0:
+        is_stop = isinstance(ended, SystemExit) and not (isinstance(ended.code, str) or ended.code == 1)
+        if is_stop or not _is_local(own) or self.num_begun == 0:
             return False
-        if isinstance(ended.code, str):
+        if isinstance(ended, SystemExit):
             print(ended.code, file=sys.stderr)
-        self.failed.append(f"{own.job.num} ({shlex.join(own.overrides.task)})")
+        else:
+            traceback.print_exception(ended)
+        self.failed.append(self._named(own.job.num, own.overrides.task))
         return True
 
     def end(self) -> None:
@@ -63,6 +67,7 @@ class Sweep:
         parsed = OverridesParser.create().parse_overrides(words)
         refused = []
         (jobs,) = BasicSweeper.split_arguments(parsed, None)
+        self._in_all = frozenset(jobs[0]).intersection(*jobs)
         for number, words in enumerate(jobs):
             try:
                 cfg = composed(str(self.command.config), words, with_hydra=True)
@@ -75,11 +80,16 @@ class Sweep:
             except Exception as error:
                 if (line := user_message(error)) is None:
                     raise
-                refused.append(f"job {number} ({shlex.join(words)}): {line}")
+                refused.append(f"{self._named(number, words)}: {line}")
             finally:
                 HydraConfig.instance().cfg = config
         if refused:
-            raise ConfigError(f"no job was started, since {len(refused)} of {len(jobs)} cannot work. {'; '.join(refused)}")
+            raise ConfigError(
+                f"no job was started, since {len(refused)} of {len(jobs)} cannot work: {'; '.join(refused)}"
+            )
+
+    def _named(self, number: int, words: Sequence[str]) -> str:
+        return f"job {number} ({shlex.join(word for word in words if word not in self._in_all)})"
 
 
 def _is_local(own: Any) -> bool:

@@ -46,6 +46,6 @@ class NonfiniteSteps:
         """Raise `NonfiniteError` for a run that ends, too short for `most` in a row, with all of its steps skipped."""
         if self.num_in_a_row and not self.has_stepped:
             raise NonfiniteError(
-                f"loss or gradient was not finite in any of the {self.num_in_a_row} optimizer steps, so the weights are "
-                "those before them: look at the rewards in rollouts/"
+                f"loss or gradient was not finite in any of the {self.num_in_a_row} optimizer steps, so no weight has "
+                "changed: look at the rewards in rollouts/"
             )

@@ -22,9 +22,7 @@ def try_schedule(make_optimizer: Callable[..., Optimizer], make: Callable[..., L
         raise ConfigError(f"{key} cannot be made: {type(error).__name__}: {in_brief(error)}") from error
 
 
-def rates_of(
-    make_optimizer: Callable[..., Optimizer], make: Callable[..., LRScheduler], num_steps: int
-) -> list[float]:
+def rates_of(make_optimizer: Callable[..., Optimizer], make: Callable[..., LRScheduler], num_steps: int) -> list[float]:
     """The learning rate of each optimizer step, of the first group of parameters."""
     optimizer = make_optimizer([torch.nn.Parameter(torch.zeros(2, 2))])
     schedule, rates = begin_schedule(make, optimizer, num_steps), []

@@ -25,7 +25,7 @@ class StepSettings:
         gradient_clip_norm: None: off.
         max_nonfinite_steps: the run ends after this many optimizer steps in a row whose loss or gradient is not finite.
         validation_samples: completions a held-out problem.
-        schedule_horizon: rollouts that the learning-rate schedule is made for, at least those of the run; None: as many.
+        schedule_horizon: rollouts that the schedule is made for, at least those of the run; None: as many.
     """
 
     prompts_per_step: int
