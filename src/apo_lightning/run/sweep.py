@@ -36,7 +36,7 @@ class Sweep:
     def begin_job(self, overrides: Sequence[str]) -> None:
         """Say which job begins; the first raises `ConfigError` if any cannot work. `overrides` are the sweep's."""
         own: Any = HydraConfig.get()
-        if self.num_begun == 0 and _is_local(own) and own.sweeper._target_.endswith(BasicSweeper.__name__):
+        if self.num_begun == 0 and _is_local(own) and own.sweeper["_target_"].endswith(BasicSweeper.__name__):
             self._check(overrides)
         self.num_begun += 1
         say(f"job {own.job.num} of the sweep: {shlex.join(own.overrides.task)}")
@@ -93,4 +93,4 @@ class Sweep:
 
 
 def _is_local(own: Any) -> bool:
-    return own.launcher._target_.endswith(".BasicLauncher")
+    return own.launcher["_target_"].endswith(".BasicLauncher")
