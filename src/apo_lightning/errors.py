@@ -38,8 +38,8 @@ class VerifierError(RuntimeError):
     """Too many answers could not be judged for the rewards of this step to mean anything."""
 
 
-class Preempted(Exception):  # noqa: N818 - no error
-    """The run was asked to stop, and was saved where it can go on."""
+class Preempted(BaseException):
+    """The run was asked to stop, and was saved where it can go on. A reward's own `except Exception` lets it pass."""
 
     STATUS = 75
     """Exit status of the first rank: EX_TEMPFAIL, "try again later"."""

@@ -258,7 +258,8 @@ class RLVRModule(pl.LightningModule):
         for part in self.parts:
             part.configure()
         optimizer = self.make_optimizer([p for p in self.policy.model.parameters() if p.requires_grad])
-        num_steps = (self.trainer.max_steps - self.held_steps) * self.settings.minibatches_per_step
+        horizon = self.settings.schedule_horizon or self.trainer.max_steps
+        num_steps = (horizon - self.held_steps) * self.settings.minibatches_per_step
         self.schedule = begin_schedule(self.make_scheduler, optimizer, num_steps)
         return optimizer
 
@@ -300,6 +301,7 @@ class RLVRModule(pl.LightningModule):
     def on_train_epoch_end(self) -> None:
         """Save the last checkpoint, before the callbacks write the files of the end: those may fail."""
         self.checkpointer.after_training(self._state())
+        self.nonfinite.check_end()
 
     def on_validation_start(self) -> None:
         """Start the engine if a run begins with validation, whose time belongs to no step."""

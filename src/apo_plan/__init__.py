@@ -7,5 +7,6 @@ PREFLIGHT = Command(
     summary="Plan a training run: memory, time, all errors at once.",
     work="apo_plan.preflight:preflight_command",
     config="preflight",
+    takes_ranks=True,
 )
 """Registered by an entry point in `pyproject.toml`."""

@@ -1,7 +1,7 @@
 """`apo preflight`: the memory and time that a run needs, and everything that is wrong with it, before it starts."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,9 +11,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.console import Group, RenderableType
 
-from apo_lightning.common.console import quiet_libraries, show
+from apo_lightning.common.console import quiet_libraries, say, show
 from apo_lightning.errors import ConfigError
-from apo_lightning.run.checks import check_devices, check_launch, check_share
+from apo_lightning.run.checks import check_devices, check_share
 from apo_lightning.run.settings import ANNOTATIONS, step_settings
 from apo_lightning.run.training import prepare
 from apo_lightning.run.value_types import check_values
@@ -44,6 +44,7 @@ def preflight(cfg: DictConfig, output_dir: Path) -> int:
     quiet_libraries(output_dir / "run.log")
     findings: list[Finding] = []
     parts: list[RenderableType] = []
+    described: Sequence[str] = ()
     with _errors_to(findings):
         plan = plan_run(cfg)
         parts.append(plan_table(plan))
@@ -55,8 +56,11 @@ def preflight(cfg: DictConfig, output_dir: Path) -> int:
         with _errors_to(findings):
             run = prepare(cfg)  # checks of tokenizer, data and answers
             run.reward.close()
+            described = run.described
             findings += [Finding("warning", notice) for notice in run.notices]
     show(Group(*parts))
+    for line in described:
+        say(line)
     show(findings_text(findings), soft_wrap=True)
     return int(any(finding.level == "error" for finding in findings))
 
@@ -95,8 +99,6 @@ def _environment_findings(cfg: DictConfig, ranks: RankLayout) -> list[Finding]:
     findings: list[Finding] = []
     with _errors_to(findings):
         check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
-    with _errors_to(findings):
-        check_launch(ranks.world_size)
     with _errors_to(findings):
         check_share(step_settings(cfg, instantiate(cfg.data)), ranks.world_size)
     with _errors_to(findings):

@@ -48,7 +48,8 @@ class _Worker:
         # hide the library.
         package = Path(__file__).resolve().parents[0]
         command = [sys.executable, "-P", "-c", _START_WORKER, str(package.parent), str(memory_limit_bytes)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        # A group of its own: Ctrl-C in a terminal, which asks the parent to save and stop, would end a starting worker.
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._requests, self._replies = self.process.stdin, self.process.stdout
@@ -121,21 +122,32 @@ class WorkerPool:
 
     def _judge(self, pairs: Sequence[tuple[str, str]]) -> list[Status]:
         statuses: dict[int, Status] = {}
-        waiting = deque(range(len(pairs)))
+        waiting, again = deque(range(len(pairs))), set[int]()
         num_failed_starts = 0
+
+        def conclude(worker: _Worker, reply: str) -> None:
+            """Enter a status; once in the call an answer whose process was ended, perhaps from outside, waits again."""
+            assert worker.task is not None
+            task, worker.task = worker.task, None
+            status = self._status(reply, pairs[task])
+            if status == "error" and reply.startswith(_ENDED) and task not in again:
+                again.add(task)
+                waiting.append(task)
+            else:
+                statuses[task] = status
+
         while len(statuses) < len(pairs):
             self._hand_out(waiting, pairs)
             for worker, reply in self._next_events():
                 if reply == b"ready\n":
                     worker.is_ready, num_failed_starts = True, 0
                 elif reply:
-                    assert worker.task is not None
-                    statuses[worker.task], worker.task = self._status(reply.decode(), pairs[worker.task]), None
+                    conclude(worker, reply.decode())
                 else:
                     self._discard(worker)
                     if worker.task is not None:
                         code = -signal.SIGPROF if reply is None else worker.process.returncode
-                        statuses[worker.task] = self._status(f"{_ENDED} {code}", pairs[worker.task])
+                        conclude(worker, f"{_ENDED} {code}")
                     elif not worker.is_ready:
                         num_failed_starts += 1
                         self._check_starts(worker, num_failed_starts)

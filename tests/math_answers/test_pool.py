@@ -154,24 +154,34 @@ def test_a_judge_that_never_runs_is_a_timeout_and_is_replaced(monkeypatch):
 
 
 @pytest.mark.usefixtures("costly")
+@pytest.mark.parametrize(("times", "status"), [(1, "timeout"), (2, "error")])
 @pytest.mark.parametrize("is_child", [False, True])
-def test_a_worker_or_child_that_is_killed_costs_its_own_answer_only(pool: WorkerPool, is_child: bool):
+def test_an_answer_whose_process_is_killed_is_judged_again_once(pool: WorkerPool, is_child, times, status):
     pool.judge([HALF, WRONG])
     assert len(pids_of(pool)) == 2
 
     def kill_the_hanging_one() -> None:
-        while not (hanging := [worker for worker in pool._workers if worker.task == 1]):
-            time.sleep(0.01)
-        pid = hanging[0].process.pid
-        child = child_of(pid)
-        while int(Path(f"/proc/{child}/stat").read_text().rsplit(")")[-1].split()[11]) < 5:
-            time.sleep(0.01)  # until it computes: killed before it has read the answer, it costs none
-        os.kill(child if is_child else pid, signal.SIGKILL)
+        killed = 0
+        for _ in range(times):
+            while not (
+                hanging := [w.process.pid for w in pool._workers if w.task == 1 and child_of(w.process.pid) != killed]
+            ):
+                time.sleep(0.01)
+            child = child_of(hanging[0])
+            while int(Path(f"/proc/{child}/stat").read_text().rsplit(")")[-1].split()[11]) < 5:
+                time.sleep(0.01)  # until it computes: killed before it has read the answer, it costs none
+            pool.timeout_s, killed = 1.5 if times == 1 else pool.timeout_s, child
+            os.kill(child if is_child else hanging[0], signal.SIGKILL)
 
     killer = threading.Thread(target=kill_the_hanging_one)
     killer.start()
-    assert pool.judge([HALF, HANGING, WRONG, HALF]) == ["correct", "error", "incorrect", "correct"]
+    assert pool.judge([HALF, HANGING, WRONG, HALF]) == ["correct", status, "incorrect", "correct"]
     killer.join()
+
+
+def test_ctrl_c_in_the_terminal_does_not_reach_a_worker_that_starts(pool: WorkerPool):
+    pool.judge([HALF])
+    assert os.getpgid(pids_of(pool)[0]) != os.getpgid(0)
 
 
 def test_a_worker_that_dies_between_two_batches_is_replaced_unnoticed(pool: WorkerPool):

@@ -43,9 +43,10 @@ from apo_lightning.checkpoints.stop import StopRequest
 from apo_lightning.checkpoints.tensors import are_finite, load_tensors, save_tensors, tensor_shapes
 from apo_lightning.common.console import say
 from apo_lightning.common.random_states import random_states, restore_random_states
-from apo_lightning.distributed.gathering import Ranks, from_all_ranks
+from apo_lightning.distributed.gathering import Ranks, from_all_ranks, items_of_all_ranks
 from apo_lightning.errors import ConfigError, NonfiniteError, Preempted, in_brief
 from apo_lightning.model.policy import Policy
+from apo_lightning.rewards.verdicts import has_too_many_errors
 from apo_lightning.types import Rollouts
 
 
@@ -171,11 +172,13 @@ class Checkpointer:
     def after_sampling(self, run: RunState, rollouts: Rollouts | None) -> None:
         """After a stop signal, save and raise `Preempted`.
 
-        The rollouts are saved if every rank has them; None: the sampling of this rank was abandoned.
+        The rollouts are saved if every rank has them, and few enough could not be judged to train on; None: the
+        sampling of this rank was abandoned.
         """
         if not self._should_stop(run):
             return
-        is_sampled = not run.ranks.max(rollouts is None)
+        verdicts = items_of_all_ranks([] if rollouts is None else rollouts.verdicts)
+        is_sampled = not run.ranks.max(rollouts is None) and not has_too_many_errors(verdicts)
         position = Position(step=run.step, is_sampled=is_sampled)
         self._save_and_stop(run, position, rollouts if is_sampled else None)
 

@@ -16,8 +16,10 @@ from apo_lightning.common.console import say
 from apo_lightning.common.formatting import flatten
 from apo_lightning.errors import ConfigError
 
+HORIZON = "schedule_horizon"
+"""The setting that checkpoints hold as the number that it stands for."""
 FREE = (
-    "trainer", "engine", "callbacks", "logger", "checkpoint", "resume", "experiment",
+    HORIZON, "trainer", "engine", "callbacks", "logger", "checkpoint", "resume", "experiment",
     "tokens_per_microbatch", "kv_cache_gib", "gpu_memory_utilization",
     "model.gradient_checkpointing", "model.compile_layers",
 )  # fmt: skip
@@ -50,6 +52,11 @@ def _find(resume: str | None, output_dir: Path, config: Mapping[str, Any], world
             raise ConfigError(
                 f"{output_dir} holds checkpoints of an earlier run (newest: {own_checkpoints[-1].folder.name}): "
                 "continue it with resume=auto, or choose another hydra.run.dir"
+            )
+        if (output_dir / "metrics.csv").is_file():
+            raise ConfigError(
+                f"{output_dir} holds the metrics.csv of an earlier run, which this one would overwrite: choose another "
+                "hydra.run.dir, or give resume=auto to start that run again"
             )
         return None
     if resume == "auto":

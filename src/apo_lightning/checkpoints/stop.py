@@ -8,7 +8,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from apo_lightning.common.console import is_first_process
+from apo_lightning.common.launch import is_first_process
 from apo_lightning.errors import Preempted
 from apo_lightning.types import Completion
 
@@ -57,6 +57,10 @@ class StopRequest:
         # Not through Rich or a buffer: the signal may have come in the middle of another print.
         if is_first_process():
             os.write(1, b"\nthe run ends where it can be saved; Ctrl-C again ends it at once\n")
+
+    def is_requested(self) -> bool:
+        """Whether a stop signal has arrived."""
+        return self.signal is not None
 
     def check(self, index: int, completion: Completion) -> None:
         """A listener of an engine that ends the generation after a stop signal.

@@ -5,11 +5,15 @@ import io
 import logging
 import os
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console, RenderableType
+
+from apo_lightning.common.launch import is_first_process
 
 NOISY = (
     "lightning",
@@ -76,11 +80,6 @@ def progress_bars_hidden() -> Iterator[None]:
         yield
 
 
-def is_first_process() -> bool:
-    """Whether this is the first rank, or the only process; known before ranks have met."""
-    return int(os.environ.get("LOCAL_RANK", "0")) == 0 and int(os.environ.get("NODE_RANK", "0")) == 0
-
-
 def say(line: str) -> None:
     """Print one line for the user, on the first rank only."""
     show(line, soft_wrap=True)
@@ -94,3 +93,21 @@ def show(content: RenderableType, *, soft_wrap: bool = False) -> None:
         # Rich would take the `[wandb,tensorboard]` of a command for a style, and leave it out.
         console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=width)
         console.print(content, soft_wrap=soft_wrap)
+
+
+@contextlib.contextmanager
+def saying(line: str, every_s: float = 60.0) -> Iterator[None]:
+    """Print what the block waits for, and for how long, again and again until it ends; on the first rank only."""
+    ended, started = threading.Event(), time.monotonic()
+
+    def speak() -> None:
+        while not ended.wait(every_s):
+            say(f"{line} ({time.monotonic() - started:.0f} s so far)")
+
+    thread = threading.Thread(target=speak, daemon=True, name="saying")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

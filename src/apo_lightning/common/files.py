@@ -1,10 +1,12 @@
 """Writing files and folders atomically, JSON, and YAML of others."""
 
+import contextlib
+import fcntl
 import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,41 @@ def publish_folder(partial: Path, final: Path) -> None:
         final.rename(superseded)
     partial.rename(final)
     shutil.rmtree(superseded, ignore_errors=True)
+
+
+def take_lock(descriptor: int, refusal: str) -> None:
+    """Lock an open file for this process until the file is closed, if only by the process's death.
+
+    Raises `ConfigError` with the text `refusal` if another process holds it.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(refusal) from None
+
+
+LOCK = ".lock"
+
+
+@contextlib.contextmanager
+def folder_locked(folder: Path, refusal: str) -> Iterator[None]:
+    """Hold the lock of a folder, which dies with this process: `kill -9` leaves none. Raises `ConfigError` as above."""
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    is_open = True
+
+    def close() -> None:
+        nonlocal is_open
+        if is_open:
+            os.close(descriptor)
+        is_open = False
+
+    # A process that a reward forks would hold the lock after the death of this one.
+    os.register_at_fork(after_in_child=close)
+    try:
+        take_lock(descriptor, refusal)
+        yield
+    finally:
+        close()
 
 
 def read_yaml_text(path: Path) -> str:

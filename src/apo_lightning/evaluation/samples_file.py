@@ -1,6 +1,5 @@
 """`samples.jsonl`: appended one batch at a time, and resumable after a kill."""
 
-import fcntl
 import json
 import os
 import textwrap
@@ -9,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from apo_lightning.common.files import to_json, write_atomically
+from apo_lightning.common.files import take_lock, to_json, write_atomically
 from apo_lightning.common.formatting import flatten
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import Sample
@@ -51,12 +50,9 @@ class SamplesFile:
             ConfigError: the folder has another evaluation, or another process is writing to it.
         """
         self._file = self.path.open("ab+")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"another process is writing {self.path}: wait for it, or choose another output_dir"
-            ) from None
+        take_lock(
+            self._file.fileno(), f"another process is writing {self.path}: wait for it, or choose another output_dir"
+        )
         require_same_identity(self.path.parent, self.identity)
         identity_path = self.path.with_name(IDENTITY)
         if not identity_path.exists() and self.path.stat().st_size > 0:

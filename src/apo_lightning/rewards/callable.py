@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from apo_lightning.errors import ConfigError
+from apo_lightning.errors import ConfigError, Preempted
 from apo_lightning.rewards.reward import ReadsSamples, Samples
 from apo_lightning.types import Prompt, Verdict
 
@@ -107,8 +107,10 @@ class CallableReward(ReadsSamples):
             rewards = list(self._call(given))
             if len(rewards) != len(extra):
                 raise ValueError(f"returned {len(rewards)} rewards for {len(extra)} completions")
-        # An exception in a user's function must become verdicts that are counted, not a lost step.
-        except Exception:
+        except (KeyboardInterrupt, Preempted):
+            raise
+        # What a user's function raises, sys.exit included, must become verdicts that are counted, not a lost step.
+        except BaseException:
             _logger.warning("the reward function %r failed", self.function, exc_info=True)
             return [Verdict(reward=0.0, status="error") for _ in extra]
         return [self._verdict(*pair) for pair in zip(rewards, extra, strict=True)]

@@ -46,7 +46,7 @@ class TrainerState:
     global_step: int = 0
     """Optimizer steps so far."""
     max_steps: int = 0
-    """Optimizer steps of the run."""
+    """Optimizer steps of the run, or of its `schedule_horizon`."""
     epoch: float = 0.0
     """Prompts drawn so far, in passes over the training set."""
 

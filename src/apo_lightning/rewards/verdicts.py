@@ -5,8 +5,16 @@ from collections.abc import Sequence
 from apo_lightning.errors import VerifierError
 from apo_lightning.types import Verdict, count_statuses
 
+LIMIT = 0.01
+"""Largest tolerated fraction of errors."""
 
-def check_error_rate(verdicts: Sequence[Verdict], limit: float = 0.01, *, of: str = "a step") -> None:
+
+def has_too_many_errors(verdicts: Sequence[Verdict], limit: float = LIMIT) -> bool:
+    """Whether the verifier failed on more than `limit` of the completions."""
+    return count_statuses(verdict.status for verdict in verdicts)["error"] > limit * len(verdicts)
+
+
+def check_error_rate(verdicts: Sequence[Verdict], limit: float = LIMIT, *, of: str = "a step") -> None:
     """Raise where the verifier failed too often for the rewards or the scores to mean anything.
 
     Only `error` counts, a failure of the *verifier*: a worker died, a gold answer cannot be parsed, a reward function
@@ -28,10 +36,9 @@ def check_error_rate(verdicts: Sequence[Verdict], limit: float = 0.01, *, of: st
         Traceback (most recent call last):
         apo_lightning.errors.VerifierError: 2 of 100 completions of step 3 could not be judged (limit 1%): ...
     """
-    counts = count_statuses(verdict.status for verdict in verdicts)
-    if counts["error"] > limit * len(verdicts):
-        examples = [verdict.extracted for verdict in verdicts if verdict.status == "error"][:3]
+    if has_too_many_errors(verdicts, limit):
+        errors = [verdict.extracted for verdict in verdicts if verdict.status == "error"]
         raise VerifierError(
-            f"{counts['error']} of {len(verdicts)} completions of {of} could not be judged (limit {limit:.0%}): their "
-            f"reward of 0 means nothing; see the verifier's warnings in the log. The first answers were {examples}"
+            f"{len(errors)} of {len(verdicts)} completions of {of} could not be judged (limit {limit:.0%}): their "
+            f"reward of 0 means nothing; see the verifier's warnings in the log. The first answers were {errors[:3]}"
         )

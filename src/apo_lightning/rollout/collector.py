@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
+from apo_lightning.common.console import saying
 from apo_lightning.common.hashing import hash64
 from apo_lightning.common.phases import PhaseClock
 from apo_lightning.model.tokenizer import completion_text
@@ -61,6 +62,7 @@ class Collector:
         clock: times the phases "generate" and "reward"; the latter is the time that scoring takes after the last token.
         state_at: step → state of the run, for rewards; 0 for a held-out set.
         on_finished: called as soon as a completion is finished; an exception from it ends the sampling.
+        is_stopping: whether a stop signal has arrived.
     """
 
     engine: RolloutEngine
@@ -72,6 +74,7 @@ class Collector:
     clock: PhaseClock
     state_at: Callable[[int], TrainerState] = lambda step: TrainerState()
     on_finished: FinishedListener | None = None
+    is_stopping: Callable[[], bool] = lambda: False
 
     def collect(
         self, prompts: Sequence[Prompt], *, group_size: int, temperature: float, step: int, stream: str
@@ -98,7 +101,7 @@ class Collector:
         def score(finished: Finished) -> None:
             owners = [prompts[index // group_size] for index, _ in finished]
             token_ids = [completion.token_ids for _, completion in finished]
-            pairs = zip(*self.score(owners, token_ids, step=step, metrics=metrics), strict=True)
+            pairs = zip(*self._undisturbed(owners, token_ids, step, metrics), strict=True)
             scored.update(zip((index for index, _ in finished), pairs, strict=True))
 
         completions = self._generate_and_score(requests, score)
@@ -133,6 +136,28 @@ class Collector:
         samples = samples_of(self.reward, self.tokenizer, prompts, token_ids, texts, self.state_at(step))
         return texts, score_samples(self.reward, replace(samples, metrics={} if metrics is None else metrics))
 
+    def _undisturbed(
+        self,
+        prompts: Sequence[Prompt],
+        token_ids: Sequence[Sequence[int]],
+        step: int,
+        metrics: dict[str, list[float]],
+    ) -> tuple[list[str], list[Verdict]]:
+        """Texts and verdicts, judged again if a stop signal came meanwhile: it may have ended a reward's processes."""
+        was_stopping, own = self.is_stopping(), dict[str, list[float]]()
+        try:
+            found = self.score(prompts, token_ids, step=step, metrics=own)
+        except Exception:
+            if was_stopping or not self.is_stopping():
+                raise
+            found = None
+        if found is None or (self.is_stopping() and not was_stopping):
+            own.clear()
+            found = self.score(prompts, token_ids, step=step, metrics=own)
+        for name, values in own.items():
+            metrics.setdefault(name, []).extend(values)
+        return found
+
     def _generate_and_score(
         self, requests: Sequence[GenerationRequest], score: Callable[[Finished], None]
     ) -> list[Completion]:
@@ -158,7 +183,8 @@ class Collector:
 
             with self.clock.phase("generate"):
                 completions = self.engine.generate(requests, finished if is_overlapped else self.on_finished)
-            with self.clock.phase("reward"):
+            waiting_for = f"waiting for the reward of {len(requests)} completions; Ctrl-C twice ends the run"
+            with self.clock.phase("reward"), saying(waiting_for):
                 if is_overlapped:
                     score_waiting()
                     score_waiting()  # nothing waits any more: this waits for the call before

@@ -1,13 +1,12 @@
 """Checks of a run's configuration before any weights are loaded. Each raises one line, or returns."""
 
-import os
 from typing import Any
 
 import torch
-from lightning.fabric.plugins.environments import SLURMEnvironment
 from omegaconf import DictConfig
 from transformers import PretrainedConfig
 
+from apo_lightning.common.launch import check_launch
 from apo_lightning.errors import ConfigError
 from apo_lightning.step.settings import StepSettings
 from apo_lightning.types import Needs
@@ -29,13 +28,17 @@ def requested_devices(accelerator: str, devices: int | str) -> tuple[torch.devic
         )
     available = torch.cuda.device_count()
     wants_gpu = accelerator in ("gpu", "cuda") or (accelerator == "auto" and available > 0)
-    wanted = max(available, 1) if devices == "auto" else int(devices)
+    wanted = (available if wants_gpu else 1) if devices == "auto" else int(devices)
     return torch.device("cuda" if wants_gpu else "cpu"), wanted
 
 
 def check_devices(accelerator: str, devices: int | str, num_nodes: int) -> tuple[torch.device, int]:
-    """The kind of device of every rank, and the number of ranks; raises `ConfigError` if GPUs are missing."""
+    """The kind of device of every rank, and the number of ranks.
+
+    Raises `ConfigError` if GPUs are missing, or if the environment says that others start this run.
+    """
     device, wanted = requested_devices(accelerator, devices)
+    check_launch(wanted, num_nodes)
     available = torch.cuda.device_count()
     if device.type == "cuda" and available < wanted:
         raise ConfigError(
@@ -45,15 +48,22 @@ def check_devices(accelerator: str, devices: int | str, num_nodes: int) -> tuple
     return device, wanted * num_nodes
 
 
-def check_launch(world_size: int) -> None:
-    """Raise `ConfigError` for `LOCAL_RANK` without `MASTER_PORT`: the process would wait half an hour for others."""
-    has_port = "MASTER_PORT" in os.environ or SLURMEnvironment.detect()  # Lightning derives the port from the job id
-    if world_size > 1 and "LOCAL_RANK" in os.environ and not has_port:
+def check_length(max_steps: int, val_check_interval: Any, settings: StepSettings) -> int:
+    """The rollouts that the schedule is made for; raises `ConfigError` for a run of no step, or a part of one."""
+    if max_steps < 1:
+        raise ConfigError(f"trainer.max_steps is {max_steps}: give the rollouts to train, 1 or more")
+    if val_check_interval is not None and (not isinstance(val_check_interval, int) or val_check_interval < 1):
         raise ConfigError(
-            f"LOCAL_RANK is {os.environ['LOCAL_RANK']} in the environment, which means that a launcher starts the "
-            f"{world_size} processes of this run, but MASTER_PORT, where they would meet, is not set: unset "
-            "LOCAL_RANK, or start them by torchrun"
+            f"trainer.val_check_interval is {val_check_interval}: give the rollouts between two validation passes, a "
+            "whole number from 1"
         )
+    horizon = max_steps if settings.schedule_horizon is None else settings.schedule_horizon
+    if horizon < max_steps:
+        raise ConfigError(
+            f"schedule_horizon is {horizon} and trainer.max_steps {max_steps}: the schedule would end before the run; "
+            f"give at least {max_steps}, or null"
+        )
+    return horizon
 
 
 def check_strategy(strategy: Any, world_size: int) -> None:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import textwrap
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,14 +22,19 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from apo_lightning.common.console import is_first_process, say
-from apo_lightning.errors import NonfiniteError, Preempted, VerifierError
+from apo_lightning.common.console import say
+from apo_lightning.common.files import LOCK
+from apo_lightning.common.launch import is_first_process, launch
+from apo_lightning.errors import ConfigError, NonfiniteError, Preempted, VerifierError
 from apo_lightning.run.choices import CONFIG_DIR, config_file, expand_glob, options_of, quote_paths, refuse_null
 from apo_lightning.run.commands import Command, commands, find_command
 from apo_lightning.run.launching import end_with_peers, register_resolvers, use_expandable_segments, use_short_spins
+from apo_lightning.run.sweep import Sweep
 from apo_lightning.run.user_message import misspelt, user_message
 
 HELP = ("-h", "--help")
+SOURCES, OWN = Path(__file__).resolve().parents[2], ("apo_lightning", "apo_lab", "apo_plan")
+"""Packages whose own exits are meant."""
 
 # On import: a process started by submitit reads its configuration without calling `main`.
 register_resolvers()
@@ -100,20 +106,24 @@ def _run(command: Command, overrides: Sequence[str]) -> None:
     use_expandable_segments()
     use_short_spins()
     end_with_peers()
+    if launch().size > 1 and not command.takes_ranks:
+        raise ConfigError(f"apo {command.name} is one process, and a launcher has started {launch().size}: start one")
     overrides = [quote_paths(override) for override in overrides]
     for override in overrides:
         refuse_null(override)
     typed = sys.argv
     prefix = typed[: len(typed) - len(overrides)]
 
+    sweep = Sweep(command)
+
     def job(cfg: DictConfig) -> None:
         # Lightning starts ranks with this command line, which must contain the command.
         sys.argv = [*prefix, *sys.argv[1:]]
-        hydra_cfg: Any = HydraConfig.get()
-        if hydra_cfg.mode is RunMode.MULTIRUN:
-            say(f"job {hydra_cfg.job.num} of the sweep: {shlex.join(hydra_cfg.overrides.task)}")
+        is_swept = HydraConfig.get().mode is RunMode.MULTIRUN
         try:
-            with _errors_in_one_line():
+            with _errors_in_one_line(), _exits_are_errors():
+                if is_swept:
+                    sweep.begin_job(overrides)
                 command.load()(cfg)
         except Preempted as stopped:
             say(str(stopped))
@@ -122,15 +132,18 @@ def _run(command: Command, overrides: Sequence[str]) -> None:
 
             # Another status than 0 on the other ranks would make the launcher report a failure.
             sys.exit(Preempted.STATUS if getattr(rank_zero_only, "rank", 0) == 0 else 0)
-        except SystemExit:
-            _forget_refused_run()
-            raise
+        except (SystemExit, Exception) as ended:
+            if isinstance(ended, SystemExit):
+                _forget_refused_run()
+            if not (is_swept and sweep.go_on_after(ended)):
+                raise
         finally:
             sys.argv = [prefix[0], *sys.argv[len(prefix) :]]
 
     sys.argv = [prefix[0], *map(expand_glob, overrides)]
     try:
         hydra.main(config_path=str(CONFIG_DIR), config_name=command.config, version_base="1.3")(job)()
+        sweep.end()
     except Exception as error:
         if (line := misspelt(error, str(command.config), overrides)) is None:
             raise
@@ -139,11 +152,31 @@ def _run(command: Command, overrides: Sequence[str]) -> None:
         sys.argv = typed
 
 
+@contextmanager
+def _exits_are_errors() -> Iterator[None]:
+    """Turn `sys.exit` of a user's reward, loss or callback into an error: status 0 would say that the run is done."""
+    try:
+        yield
+    except SystemExit as ended:
+        first: BaseException = ended
+        while first.__context__ is not None:
+            first = first.__context__
+        place = traceback.extract_tb(first.__traceback__)[-1]
+        if isinstance(first, KeyboardInterrupt):  # Lightning's answer to it
+            raise first from None
+        if any(Path(place.filename).is_relative_to(SOURCES / package) for package in OWN):
+            raise
+        raise ConfigError(
+            f"{place.filename}:{place.lineno} called sys.exit({ended.code!r}) before the run had ended: raise an "
+            "exception there, or return"
+        ) from ended
+
+
 def _forget_refused_run() -> None:
-    """Remove the folder of this job if Hydra's copy of its configuration is all it has: it is no run."""
+    """Remove the folder of this job if Hydra's copy of its configuration and a lock are all it has: it is no run."""
     hydra_cfg: Any = HydraConfig.get()
     folder = Path(hydra_cfg.runtime.output_dir)
-    if hydra_cfg.output_subdir is None or [path.name for path in folder.iterdir()] != [hydra_cfg.output_subdir]:
+    if folder == Path.cwd() or not {path.name for path in folder.glob("*")} <= {hydra_cfg.output_subdir, LOCK}:
         return
     for handler in logging.root.handlers[:]:
         if isinstance(handler, logging.FileHandler):  # a library's last warning would fail to open the job's log

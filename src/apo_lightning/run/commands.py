@@ -28,10 +28,18 @@ class Command:
     actions: tuple[str, ...] = ()
     """Words that may follow the name: `apo paper plan` sets the key `action` to `plan`."""
 
+    takes_ranks: bool = False
+    """Whether the processes that a launcher starts share the work; False: the command is one process."""
+
     def load(self) -> Callable[[Any], Any]:
         """Import the function that does the work."""
         module, _, function = self.work.partition(":")
         return getattr(importlib.import_module(module), function)
+
+    def check(self, cfg: Any) -> None:
+        """Raise what the work would raise before it loads anything; its module may have a function `check` for it."""
+        module = importlib.import_module(self.work.partition(":")[0])
+        getattr(module, "check", lambda cfg: None)(cfg)
 
     def overrides(self, arguments: Sequence[str]) -> list[str]:
         """The arguments as overrides, a first word of `actions` as `action=…`; raises `ConfigError` on another word."""
@@ -44,12 +52,19 @@ class Command:
 
 
 BUILT_IN = (
-    Command(name="train", summary="Train a policy.", work="apo_lightning.run.training:main", config="train"),
+    Command(
+        name="train",
+        summary="Train a policy.",
+        work="apo_lightning.run.training:main",
+        config="train",
+        takes_ranks=True,
+    ),
     Command(
         name="evaluate",
         summary="Measure a policy on benchmarks.",
         work="apo_lightning.run.evaluating:main",
         config="evaluate",
+        takes_ranks=True,
     ),
     Command(
         name="export",

@@ -19,7 +19,7 @@ from apo_lightning.model.fingerprint import weights_sha256
 from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.spec import PolicySpec, describe
-from apo_lightning.run.checks import check_devices, check_dtype, check_launch
+from apo_lightning.run.checks import check_devices, check_dtype
 from apo_lightning.run.sources import model_source
 from apo_lightning.run.trained import FINAL, Stage, TrainedRun, stages_of
 
@@ -127,7 +127,6 @@ def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept
     else:
         spec = run.instantiate(run.final_model if checkpoint == FINAL else run.reference, "model")
     device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
-    check_launch(world_size)
     compute_dtype = spec.dtype(device)
     check_dtype(device, compute_dtype)
     default = run.folder / "evaluation" if run else Path("outputs") / "evaluate" / spec.name

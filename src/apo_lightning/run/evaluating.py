@@ -36,13 +36,13 @@ from apo_lightning.rollout.weight_sync import publish, start_engine
 from apo_lightning.run.choices import options_of, typed_overrides
 from apo_lightning.run.evaluated_policy import EvaluatedPolicy, find_evaluated_policy
 from apo_lightning.run.trained import Stage
-from apo_lightning.run.value_types import check_values
+from apo_lightning.run.value_types import SEED, check_values
 from apo_lightning.types import Prompt
 
 FOR_ALL = ("num_samples", "limit", "max_completion_tokens")
 """Settings of each benchmark that the command line may give for all of them."""
 ANNOTATIONS = {
-    "seed": int,
+    "seed": SEED,
     "temperature": float,
     "top_p": float,
     "token_statistics": bool,
@@ -59,6 +59,16 @@ SAMPLES_PER_BATCH = {"cpu": 256, "cuda": 4096}
 def main(cfg: DictConfig) -> None:
     """The command; typed overrides and sweeps decide the folder of its results."""
     evaluate(cfg, typed_overrides(), is_swept=HydraConfig.get().mode is RunMode.MULTIRUN)
+
+
+def check(cfg: DictConfig) -> None:
+    """Raise `ConfigError` for a job of a sweep that cannot work; nothing is loaded."""
+    check_values(cfg, ANNOTATIONS)
+    evaluated = find_evaluated_policy(cfg, typed_overrides(), is_swept=True)
+    engine: RolloutEngine = instantiate(cfg.engine)
+    engine.check(evaluated.device)
+    for task in prepare_tasks(cfg, evaluated, engine.name):
+        task.benchmark.reward.close()
 
 
 def evaluate(cfg: DictConfig, overrides: Sequence[str] = (), *, is_swept: bool = False) -> list[EvaluationResult]:

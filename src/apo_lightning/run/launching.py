@@ -3,18 +3,26 @@
 Every command imports this file to read its configuration; torch and Lightning are imported only when a run begins.
 """
 
+import contextlib
 import functools
 import os
 import select
 import signal
 import threading
+import traceback
+from collections.abc import Iterator
 from datetime import datetime, timedelta
+from os import _exit
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
+
+from apo_lightning.common.console import saying
+from apo_lightning.common.launch import SRUN, TORCHRUN, check_launch, launch
+from apo_lightning.errors import ConfigError, in_brief
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -32,18 +40,24 @@ def launch_time() -> datetime:
 
     Lightning's own launcher passes the folder to the processes that it starts.
     """
-    now = datetime.now()
+    now, own = datetime.now(), launch()
+    if own.size == 1 or own.launcher not in (TORCHRUN, SRUN):
+        return now
     import torch.distributed
     from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 
-    launcher = next((kind() for kind in (TorchElasticEnvironment, SLURMEnvironment) if kind.detect()), None)
-    if launcher is None or launcher.world_size() == 1:
-        return now
-    rank, world_size = launcher.global_rank(), launcher.world_size()
-    address = f"tcp://{launcher.main_address}:{launcher.main_port}"
-    store, _, _ = next(torch.distributed.rendezvous(address, rank, world_size, timeout=LONGEST_WAIT))
+    environment = {TORCHRUN: TorchElasticEnvironment, SRUN: SLURMEnvironment}[own.launcher]()
+    address = f"tcp://{environment.main_address}:{environment.main_port}"
+    try:
+        with saying(f"waiting for the other {own.size - 1} of {own.size} processes that {own.launcher.name} starts"):
+            store, _, _ = next(torch.distributed.rendezvous(address, own.rank, own.size, timeout=LONGEST_WAIT))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"rank {own.rank} has waited {LONGEST_WAIT} for the {own.size} processes of {own.launcher.name} at "
+            f"{address}, and they did not all come ({in_brief(error)}): start them all, or none by {own.launcher.name}"
+        ) from error
     _stores.append(store)
-    if rank == 0:
+    if own.rank == 0:
         store.set("apo_lightning/launch_time", now.isoformat())
     return datetime.fromisoformat(store.get("apo_lightning/launch_time").decode())
 
@@ -57,7 +71,7 @@ def end_with_peers() -> None:
     run's own handler would wait for all ranks, in order to save. An agent that has all its ranks was itself asked to
     stop, and then the run saves.
     """
-    if "LOCAL_RANK" not in os.environ:
+    if "LOCAL_RANK" not in os.environ or launch().size == 1:
         return
     agent, num_ranks = os.getppid(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     arrived, arrives = os.pipe()
@@ -70,9 +84,30 @@ def end_with_peers() -> None:
                 ranks = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
                 if "TORCHELASTIC_RUN_ID" in os.environ and len(ranks) < num_ranks:
                     break
-        os._exit(1)
+        _exit(1)
 
     threading.Thread(target=watch, daemon=True, name="end with peers").start()
+
+
+@contextlib.contextmanager
+def loud_exits() -> Iterator[None]:
+    """In the block, `os._exit(0)` in this process ends it with a line and status 1: it can only be a user's code."""
+    own = os.getpid()
+
+    def exit_loudly(status: int) -> NoReturn:
+        if os.getpid() == own and status == 0:
+            place = traceback.extract_stack(limit=2)[0]
+            os.write(
+                2, f"error: {place.filename}:{place.lineno} called os._exit(0) before the run had ended\n".encode()
+            )
+            _exit(1)
+        _exit(status)
+
+    os._exit = exit_loudly
+    try:
+        yield
+    finally:
+        os._exit = _exit
 
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
@@ -105,7 +140,16 @@ def sweep_folder() -> str | None:
     return hydra.sweep.dir if hydra.mode is RunMode.MULTIRUN else None
 
 
+def launched(form: str, *, _root_: Any) -> str:
+    """The time of the launch in a folder's name; raises `ConfigError` before it waits for ranks that nobody starts."""
+    if launch().size > 1 and (trainer := _root_.get("trainer")) is not None:
+        from apo_lightning.run.checks import requested_devices
+
+        check_launch(requested_devices(trainer.accelerator, trainer.devices)[1], trainer.num_nodes)
+    return launch_time().strftime(form)
+
+
 def register_resolvers() -> None:
-    """Values of configurations: `${launched:%H-%M-%S}`, cached for all jobs of a sweep, and `${sweep:}`."""
+    """Values of configurations: `${launched:%H-%M-%S}`, the same for all jobs of a sweep, and `${sweep:}`."""
     OmegaConf.register_new_resolver("sweep", sweep_folder, replace=True)
-    OmegaConf.register_new_resolver("launched", lambda form: launch_time().strftime(form), replace=True, use_cache=True)
+    OmegaConf.register_new_resolver("launched", launched, replace=True)

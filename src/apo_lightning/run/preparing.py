@@ -15,8 +15,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from apo_lightning.advantages import AdvantageEstimator, check_group_size, gae_of, needs_of
 from apo_lightning.checkpoints import CheckpointSettings
-from apo_lightning.checkpoints.resume import FREE
-from apo_lightning.common.console import say
+from apo_lightning.checkpoints.folder import Header
+from apo_lightning.checkpoints.resume import FREE, HORIZON
 from apo_lightning.data.datamodule import PromptDataModule
 from apo_lightning.data.prompt_contract import check_prompts_of_model
 from apo_lightning.errors import ConfigError
@@ -37,7 +37,7 @@ from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.run.checks import (
     check_devices,
     check_dtype,
-    check_launch,
+    check_length,
     check_model,
     check_share,
     check_strategy,
@@ -45,7 +45,7 @@ from apo_lightning.run.checks import (
 from apo_lightning.run.settings import all_needs, callbacks_for, step_settings
 from apo_lightning.run.sources import fingerprints
 from apo_lightning.step.part import Part, check_columns
-from apo_lightning.step.settings import StepSettings, try_schedule
+from apo_lightning.step.settings import StepSettings, rates_of, try_schedule
 from apo_lightning.types import Needs
 
 
@@ -82,6 +82,8 @@ class Prepared:
     auxiliary: Auxiliary | None
     own_parts: Sequence[Part]
     """The parts that `algo.parts` names."""
+    described: Sequence[str]
+    """Lines on the data, and on its first prompt as the model reads it."""
 
     @property
     def notices(self) -> list[str]:
@@ -92,6 +94,22 @@ class Prepared:
         if self.model.path is not None and self.model.check_weights() is None:
             of_weights = f"model.path={self.model.path}: its weights are not on this machine yet, so none is checked"
         return [notice for notice in (of_auxiliary, of_sampling, of_weights) if notice is not None]
+
+    def schedule_notice(self, header: Header) -> str | None:
+        """What a run that resumes should know of its learning rates: that they are not those it was begun with."""
+        was, now, done = header.config.get(HORIZON), self.config[HORIZON], header.position.step
+        if was is None or was == now:
+            return None
+        per_step = self.settings.minibatches_per_step
+        then, rates = (rates_of(self.optimizer, self.scheduler, steps * per_step) for steps in (was, now))
+        if then[: len(rates)] == rates[: len(then)]:
+            return None
+        last = min(max(done, 1), was, now) * per_step - 1
+        return (
+            f"the learning-rate schedule was made for {was} steps and is now made for {now}: optimizer step {last + 1} "
+            f"had the rate {then[last]:.3g} and would have {rates[last]:.3g}, so the weights will be those of no run "
+            f"from its beginning; give a run that may get longer its schedule_horizon at its start"
+        )
 
     def policy(self, model: PreTrainedModel) -> Policy:
         """A policy around weights of this run's model."""
@@ -111,7 +129,8 @@ def prepare(cfg: DictConfig) -> Prepared:
         aggregation=settings.aggregation, minibatches_per_step=settings.minibatches_per_step, advantage=advantage
     )
     try_loss(loss)
-    try_schedule(optimizer, scheduler, max(1, cfg.trainer.max_steps * settings.minibatches_per_step))
+    horizon = check_length(cfg.trainer.max_steps, cfg.trainer.get("val_check_interval"), settings)
+    try_schedule(optimizer, scheduler, horizon * settings.minibatches_per_step)
     callbacks = callbacks_for(cfg, loss)
     needs = all_needs(loss, callbacks)
     # What may hang on its steps.
@@ -131,7 +150,6 @@ def prepare(cfg: DictConfig) -> Prepared:
     # The machine.
     model, lora = instantiate(cfg.model, _convert_="all"), instantiate(cfg.policy.lora, _convert_="all")
     device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
-    check_launch(world_size)
     check_share(settings, world_size)
     check_strategy(cfg.trainer.strategy, world_size)
     compute_dtype = model.dtype(device)
@@ -160,8 +178,7 @@ def prepare(cfg: DictConfig) -> Prepared:
         seed=cfg.seed,
     )
     data.prepare()
-    for line in check_prompts_of_model(data.prompts, tokenizer, model):
-        say(line)
+    described = [data.describe(), *check_prompts_of_model(data.prompts, tokenizer, model)]
     if dynamic_sampling is not None:
         dynamic_sampling.check(settings, len(data.train_prompts), advantage)
     check_prompts(reward, data.prompts)
@@ -172,7 +189,7 @@ def prepare(cfg: DictConfig) -> Prepared:
     checkpoint.check(data.validation_names, settings.validation_samples)
     compared = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in FREE])
     return Prepared(
-        config=cast("dict[str, Any]", OmegaConf.to_container(compared, resolve=True)),
+        config=cast("dict[str, Any]", OmegaConf.to_container(compared, resolve=True)) | {HORIZON: horizon},
         sources=fingerprints(
             model,
             reference,
@@ -202,6 +219,7 @@ def prepare(cfg: DictConfig) -> Prepared:
         dynamic_sampling=dynamic_sampling,
         auxiliary=auxiliary,
         own_parts=own_parts,
+        described=described,
     )
 
 

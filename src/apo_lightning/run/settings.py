@@ -13,10 +13,11 @@ from apo_lightning.callbacks import StepCallback
 from apo_lightning.data.sources import ProblemSource
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
+from apo_lightning.run.value_types import SEED
 from apo_lightning.step.settings import StepSettings
 from apo_lightning.types import Needs
 
-ANNOTATIONS = {"seed": int, **get_type_hints(StepSettings)}
+ANNOTATIONS = {"seed": SEED, **get_type_hints(StepSettings)}
 """What the settings of a training run are that belong to no `_target_`, for `check_values`."""
 
 

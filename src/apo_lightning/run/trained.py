@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
@@ -13,7 +14,7 @@ from yaml import YAMLError
 from apo_lightning.checkpoints import snapshots_of
 from apo_lightning.checkpoints.folder import Checkpoint, Position
 from apo_lightning.common.console import say
-from apo_lightning.common.files import read_yaml_text
+from apo_lightning.common.files import read_yaml_text, write_atomically
 from apo_lightning.errors import ConfigError, in_brief
 from apo_lightning.run.choices import targets_of
 
@@ -89,6 +90,14 @@ class TrainedRun:
         model = self.reference.copy()
         model.path, model.config = str(checkpoint), None
         return model
+
+
+def record_settings(cfg: DictConfig, folder: Path) -> None:
+    """Write what `TrainedRun.read` reads, as Hydra would: that writes it before a run that is refused has ended."""
+    hydra = HydraConfig.get()
+    composed = {"config": cfg, "hydra": OmegaConf.create({"hydra": hydra}), "overrides": hydra.overrides.task}
+    for name, node in composed.items():
+        write_atomically(folder / ".hydra" / f"{name}.yaml", OmegaConf.to_yaml(node).encode())
 
 
 def _read(path: Path) -> Any:

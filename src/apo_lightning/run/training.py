@@ -1,6 +1,7 @@
 """`apo train`: configuration → one trained policy."""
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,13 +10,15 @@ import lightning.pytorch as pl
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from hydra.utils import instantiate
-from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from omegaconf import DictConfig
 
 from apo_lightning.advantages import gae_of, needs_of
 from apo_lightning.callbacks.export import owes_export
 from apo_lightning.checkpoints import Checkpointer, StopRequest, find_checkpoint
+from apo_lightning.checkpoints.resume import HORIZON
 from apo_lightning.common.console import progress_bars_hidden, quiet_libraries, say
+from apo_lightning.common.files import folder_locked
+from apo_lightning.common.launch import launch
 from apo_lightning.common.phases import PhaseClock
 from apo_lightning.distributed.lightning_private import set_finished_steps
 from apo_lightning.distributed.sharding import load_model
@@ -32,9 +35,11 @@ from apo_lightning.parts.moving_reference import MovingReference
 from apo_lightning.parts.probes import Probes
 from apo_lightning.rewards.reward import TrainerState
 from apo_lightning.rollout.collector import Collector
+from apo_lightning.run.launching import loud_exits
 from apo_lightning.run.metrics_csv import closing, loggers_of
 from apo_lightning.run.preparing import Prepared, prepare
 from apo_lightning.run.settings import ANNOTATIONS
+from apo_lightning.run.trained import record_settings
 from apo_lightning.run.value_types import check_values
 from apo_lightning.step.part import Part
 
@@ -42,31 +47,50 @@ from apo_lightning.step.part import Part
 def main(cfg: DictConfig) -> None:
     """The command: train in the folder that Hydra has made for the job."""
     hydra_cfg = HydraConfig.get()
-    is_started = any(kind.detect() for kind in (TorchElasticEnvironment, SLURMEnvironment))
-    if hydra_cfg.mode is RunMode.MULTIRUN and cfg.trainer.devices not in (1, "auto") and not is_started:
+    if hydra_cfg.mode is RunMode.MULTIRUN and cfg.trainer.devices not in (1, "auto") and launch().size == 1:
         raise ConfigError(
             f"trainer.devices is {cfg.trainer.devices} in a sweep, whose jobs share this process: start one run after "
             "the other, or each as a SLURM job with hydra/launcher=submitit_slurm"
         )
-    train(cfg, Path(hydra_cfg.runtime.output_dir))
+    train(cfg, Path(hydra_cfg.runtime.output_dir), record=partial(record_settings, cfg))
 
 
-def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
+def check(cfg: DictConfig) -> None:
+    """Raise `ConfigError` for a job of a sweep that cannot work; nothing is loaded and nothing written."""
+    check_values(cfg, ANNOTATIONS)
+    prepared = prepare(cfg)
+    prepared.reward.close()
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    find_checkpoint(cfg.resume, folder, prepared.config, prepared.world_size, prepared.sources)
+
+
+def train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | None = None) -> RLVRModule:
     """Train one policy: validate on the held-out problems, if any, train, validate again.
 
-    Raises `ConfigError`, before any weights are loaded, if something cannot work.
+    Raises `ConfigError`, before any weights are loaded, if something cannot work. `record` is called with the folder
+    once the run may write to it.
     """
     check_values(cfg, ANNOTATIONS)
     output_dir.mkdir(parents=True, exist_ok=True)
+    refusal = f"another process is training in {output_dir}: wait for it, or choose another hydra.run.dir"
+    with folder_locked(output_dir, refusal) if launch().rank == 0 else contextlib.nullcontext():
+        return _train(cfg, output_dir, record)
+
+
+def _train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | None) -> RLVRModule:
     quiet_libraries(output_dir / "run.log")
     pl.seed_everything(cfg.seed, verbose=False)
 
     prepared = prepare(cfg)
     resumed = find_checkpoint(cfg.resume, output_dir, prepared.config, prepared.world_size, prepared.sources)
+    if record is not None and launch().rank == 0:
+        record(output_dir)
     steps_done = resumed.header.position.step if resumed is not None else 0
     if resumed is not None:
         say(f"resuming from {resumed.folder}, after {steps_done} of {cfg.trainer.max_steps} steps")
-    for line in (prepared.data.describe(), *prepared.notices):
+        if (notice := prepared.schedule_notice(resumed.header)) is not None:
+            say(notice)
+    for line in (*prepared.described, *prepared.notices):
         say(line)
     trainer = instantiate(
         cfg.trainer,
@@ -86,6 +110,7 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
         set_finished_steps(trainer, steps_done)
         module.validation.last_step = resumed.header.validated_step
     with (
+        loud_exits(),
         contextlib.closing(stop),
         closing(trainer.loggers),
         contextlib.closing(prepared.reward),
@@ -95,6 +120,11 @@ def train(cfg: DictConfig, output_dir: Path) -> RLVRModule:
             trainer.validate(module, datamodule=prepared.data, verbose=False)
         if steps_done < trainer.max_steps or owes_export(trainer):
             trainer.fit(module, datamodule=prepared.data)
+            if trainer.global_step == steps_done:
+                raise ConfigError(
+                    f"the trainer has ended at step {steps_done} of {trainer.max_steps} without training: leave out of "
+                    "trainer= what ends it before, such as limit_train_batches"
+                )
         if module.validation.is_due(trainer, trainer.global_step):
             trainer.validate(module, datamodule=prepared.data, verbose=False)
     trainer.strategy.barrier()  # ranks that the first one has launched end with it
@@ -116,8 +146,9 @@ def _module(cfg: DictConfig, prepared: Prepared, trainer: pl.Trainer, checkpoint
         max_completion_tokens=prepared.settings.max_completion_tokens,
         stop_token_ids=policy.stop_token_ids,
         clock=PhaseClock(),
-        state_at=partial(_trainer_state, prepared, cfg.trainer.max_steps),
+        state_at=partial(_trainer_state, prepared),
         on_finished=checkpointer.stop.check,
+        is_stopping=checkpointer.stop.is_requested,
     )
     return RLVRModule(
         policy=policy,
@@ -164,8 +195,9 @@ def _reference(prepared: Prepared, policy: Policy, seed: int) -> Reference:
     return Reference(prepared.policy(model), prepared.reference)
 
 
-def _trainer_state(prepared: Prepared, max_steps: int, step: int) -> TrainerState:
+def _trainer_state(prepared: Prepared, step: int) -> TrainerState:
     """The state of the run when a step's completions are scored; step 0, of held-out problems: at the end."""
+    max_steps: int = prepared.config[HORIZON]
     done, per_step = step - 1 if step else max_steps, prepared.settings.minibatches_per_step
     epoch = done * prepared.settings.prompts_per_step / len(prepared.data.train_prompts)
     return TrainerState(global_step=done * per_step, max_steps=max_steps * per_step, epoch=epoch)

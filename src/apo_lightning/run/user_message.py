@@ -106,7 +106,8 @@ def _not_composed(error: Exception) -> str:
                 f"there is no configs/{name}.yaml here ({Path.cwd()}) or in the framework: choose {choice}, or, if it "
                 "lies elsewhere, name the folder of its configs with -cd FOLDER, and that of its code in PYTHONPATH"
             )
-    parts = [str(error).split("Config search path")[0]]
+    parts = [str(error).removeprefix(f"{ConfigError.__name__} raised while resolving interpolation: ")]
+    parts[0] = parts[0].split("Config search path")[0]
     if error.__cause__ is not None:
         parts.append(str(error.__cause__))
     return re.sub(r"\s+", " ", " ".join(parts).split("full_key")[0]).strip()

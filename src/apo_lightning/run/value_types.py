@@ -2,15 +2,18 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
-from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError
 
 from apo_lightning.errors import ConfigError
 
 STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True)
+
+SEED = Annotated[int, Field(ge=0, lt=2**32)]
+"""NumPy takes no other, and Lightning would seed with 0 in its place."""
 
 
 def check_values(cfg: DictConfig, annotations: Mapping[str, Any]) -> None:

@@ -34,6 +34,7 @@ class StepSettings:
         gradient_clip_norm: None: off.
         max_nonfinite_steps: the run ends after this many optimizer steps in a row whose loss or gradient is not finite.
         validation_samples: completions a held-out problem.
+        schedule_horizon: rollouts that the schedule is made for, at least those of the run; None: as many.
     """
 
     prompts_per_step: int
@@ -48,6 +49,7 @@ class StepSettings:
     gradient_clip_norm: float | None
     max_nonfinite_steps: int
     validation_samples: int
+    schedule_horizon: int | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -97,6 +99,16 @@ def try_schedule(make_optimizer: Callable[..., Optimizer], make: Callable[..., L
         begin_schedule(make, optimizer, num_steps)
     except Exception as error:
         raise ConfigError(f"{key} cannot be made: {type(error).__name__}: {in_brief(error)}") from error
+
+
+def rates_of(make_optimizer: Callable[..., Optimizer], make: Callable[..., LRScheduler], num_steps: int) -> list[float]:
+    """The learning rate of each optimizer step, of the first group of parameters."""
+    optimizer = make_optimizer([torch.nn.Parameter(torch.zeros(2, 2))])
+    schedule, rates = begin_schedule(make, optimizer, num_steps), []
+    for _ in range(num_steps):
+        rates.append(float(optimizer.param_groups[0]["lr"]))
+        schedule.step()
+    return rates
 
 
 def begin_schedule(make: Callable[..., LRScheduler], optimizer: Optimizer, num_steps: int) -> LRScheduler:

@@ -117,6 +117,7 @@ class NonfiniteSteps:
         self.most = most
         self.num_in_a_row = 0
         """Optimizer steps skipped since the last that was finite; state of the run."""
+        self.has_stepped = False
 
     def checked_norm(self, norm: float, loss: float, minibatch: Minibatch, step: int, ranks: Ranks) -> float:
         """The gradient norm; NaN where a loss is not finite on any rank, which the gradient need not show. Collective.
@@ -127,6 +128,7 @@ class NonfiniteSteps:
         if not ranks.max(not (math.isfinite(norm) and math.isfinite(loss))):
             # Without a kept token there was no step to be finite.
             self.num_in_a_row = 0 if minibatch.num_tokens else self.num_in_a_row
+            self.has_stepped |= minibatch.num_tokens > 0
             return norm
         self.num_in_a_row += 1
         _logger.warning("step %d: loss or gradient not finite, optimizer step skipped", step)
@@ -137,3 +139,11 @@ class NonfiniteSteps:
                 "the steps before, and lower optimizer.lr; resume=auto goes on from the newest checkpoint"
             )
         return math.nan
+
+    def check_end(self) -> None:
+        """Raise `NonfiniteError` for a run that ends, too short for `most` in a row, with all of its steps skipped."""
+        if self.num_in_a_row and not self.has_stepped:
+            raise NonfiniteError(
+                f"loss or gradient was not finite in any of the {self.num_in_a_row} optimizer steps, so no weight has "
+                "changed: look at the rewards in rollouts/"
+            )

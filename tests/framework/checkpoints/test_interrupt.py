@@ -3,9 +3,11 @@
 import os
 import signal
 
+import pytest
+
 from apo_lightning.callbacks import StepCallback
 from processes import start_script
-from running import RUN, training_rows
+from running import RUN, training_rows, without_clock
 
 
 class Interrupt(StepCallback):
@@ -45,3 +47,19 @@ def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path):
     assert "ended at once by a second Ctrl-C, with what was saved before" in said
     assert len(training_rows(tmp_path / "run")) == 1  # step 2 was not logged
     assert "Traceback" not in said
+
+
+REWARD = ("reward=callable", "reward.function._target_=interrupting.interrupted_with_its_children")
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_what_a_signal_has_done_to_a_rewards_children_is_no_verdict(name, tmp_path):
+    sizes = (*RUN, *REWARD, "trainer.max_steps=1", "data.num_validation=0")
+    stopped = start_script("train", *sizes, f"hydra.run.dir={tmp_path}/stopped", SIGNAL=name)
+    assert stopped.wait() == [75], stopped.said
+    assert f"stopped by {name} in step 1; kept: checkpoint step_000000_sampled" in stopped.said
+    start_script("train", *sizes, f"hydra.run.dir={tmp_path}/stopped", "resume=auto").finish()
+    start_script("train", *sizes, f"hydra.run.dir={tmp_path}/whole").finish()
+    stopped_row, whole_row = (training_rows(tmp_path / folder)[0] for folder in ("stopped", "whole"))
+    assert without_clock(stopped_row) == without_clock(whole_row)
+    assert whole_row["train/reward"] == "0.5"

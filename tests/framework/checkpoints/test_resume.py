@@ -131,6 +131,14 @@ def test_a_finished_run_can_be_made_longer_elsewhere(uninterrupted, tmp_path):
     assert rows(whole) == rows(tmp_path / "straight")
 
 
+def test_a_run_that_was_planned_longer_goes_on_to_the_bit_and_one_that_was_not_says_so(uninterrupted, tmp_path, capsys):
+    for folder, planned, is_said in (("planned", ("schedule_horizon=3",), False), ("unplanned", (), True)):
+        run(tmp_path / folder, "trainer.max_steps=2", *planned)
+        longer = run(tmp_path / folder, "resume=auto")
+        assert ("schedule was made for 2 steps and is now made for 3" in capsys.readouterr().out) is is_said
+        assert all(torch.equal(longer[name], uninterrupted[0][name]) for name in longer) is not is_said
+
+
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(uninterrupted, tmp_path, capsys):
     folder = tmp_path / "run"
     shutil.copytree(uninterrupted[1], folder)

@@ -1,11 +1,12 @@
 """What reaches the terminal, and what the run's log alone."""
 
 import logging
+import time
 
 import pytest
 from rich.table import Table
 
-from apo_lightning.common.console import quiet_libraries, say, show
+from apo_lightning.common.console import quiet_libraries, say, saying, show
 
 
 @pytest.fixture(autouse=True)
@@ -48,3 +49,11 @@ def test_lines_and_cells_are_printed_as_they_are(capsys):
     printed = capsys.readouterr().out
     assert "benchmark=[math500]" in printed
     assert "logger=[wandb,tensorboard]" in printed
+
+
+def test_what_a_block_waits_for_is_said_until_it_ends(capsys):
+    with saying("waiting for the reward", every_s=0.05):
+        time.sleep(0.3)
+    said = capsys.readouterr().out.splitlines()
+    assert 2 <= len(said) <= 6
+    assert all(line.startswith("waiting for the reward (0 s so far)") for line in said)

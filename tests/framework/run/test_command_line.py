@@ -98,7 +98,7 @@ def test_a_refused_run_leaves_no_folder_and_takes_none_that_has_files(tmp_path, 
             main(words)
         logging.getLogger().warning("at the end")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
-    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == [".hydra", "rollouts", "run.log"]
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == [".lock", "rollouts", "run.log"]
 
 
 def test_options_and_modules_in_the_working_directory_are_found_and_win(tmp_path):
@@ -126,8 +126,8 @@ def test_options_and_modules_in_the_working_directory_are_found_and_win(tmp_path
 def test_a_rank_knows_its_allocators_settings_before_it_imports_torch_and_the_users_own_win(own, expected, monkeypatch):
     for name in ALLOCATOR_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("LOCAL_RANK", "1")  # as launched by Lightning, which has each rank run the same command
-    for name, value in own.items():
+    # As launched by Lightning, which has each rank run the same command.
+    for name, value in (own | {"LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}).items():
         monkeypatch.setenv(name, value)
     done = imported(
         "import os; sys.argv[1:] = ['bad=override']\n"
@@ -238,6 +238,21 @@ def test_a_page_names_every_option_of_every_axis(name):
     for axis, options in re.findall(r"^(\w+)= ((?:.+\n)(?:    .+\n)*)", page, flags=re.MULTILINE):
         assert options.split() == names(axis)
     assert f"apo {name} --cfg job" in page
+
+
+@pytest.mark.slow
+def test_a_sweep_begins_when_all_its_jobs_can_and_goes_on_after_one_that_fails(tmp_path):
+    sweep = (*RUN, "trainer.max_steps=1", f"hydra.sweep.dir={tmp_path}")
+    refused = start_script("train", "-m", *sweep, "algo=grpo", "group_size=4,1")
+    assert refused.wait() == [1]
+    (line,) = refused.said.strip().splitlines()
+    assert line.startswith("error: no job was started, since 1 of 2 cannot work: job 1 (group_size=1): group_size is 1")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["multirun.yaml"]
+    functions = "reward.function._target_=interrupting.ends,interrupting.breaks,rewarding.even_start"
+    failed = start_script("train", "-m", *sweep, "reward=callable", functions)
+    assert failed.wait() == [1]
+    assert "error: 2 of 3 jobs have failed: job 0 (reward.function._target_=interrupting.ends)" in failed.said
+    assert [row["step"] for row in training_rows(tmp_path / "2")] == ["1"]
 
 
 @pytest.mark.slow

@@ -1,0 +1,165 @@
+"""What the environment says of this process: who started it, and as which of how many ranks. Imports nothing large."""
+
+import os
+from dataclasses import dataclass
+
+from apo_lightning.errors import ConfigError
+
+INTERACTIVE = ("bash", "interactive")
+"""Names of SLURM jobs in which Lightning starts the ranks itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """A launcher, by the variables that it gives each rank."""
+
+    name: str
+    marks: tuple[str, ...]
+    """It started this process if one of these is set."""
+    size: str
+    ranks: tuple[str, ...]
+    """The first is the rank; those that are set must agree."""
+    nodes: tuple[str, ...] = ()
+    """0 if they are set, as its ranks are on one machine."""
+    needs: tuple[str, ...] = ()
+    """Without these, several ranks do not find each other."""
+    per_node: str = ""
+    """Ranks of a machine."""
+    again: str
+    """How to start as many ranks as the trainer asks for, to be filled with their number on a machine."""
+    starts_ranks: bool = True
+    """False: it may start one process, which is then the whole run, but no ranks."""
+
+
+TORCHRUN = Launcher(
+    name="torchrun",
+    marks=("TORCHELASTIC_RUN_ID",),
+    size="WORLD_SIZE",
+    ranks=("RANK",),
+    needs=("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    per_node="LOCAL_WORLD_SIZE",
+    again="torchrun --nproc-per-node={}",
+)
+SRUN = Launcher(
+    name="srun",
+    marks=("SLURM_NTASKS",),
+    size="SLURM_NTASKS",
+    ranks=("SLURM_PROCID",),
+    needs=("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS_PER_NODE"),
+    per_node="SLURM_NTASKS_PER_NODE",
+    again="srun --ntasks-per-node={}",
+)
+BY_HAND = Launcher(
+    name="a launcher",
+    marks=("LOCAL_RANK", "RANK", "NODE_RANK", "GROUP_RANK"),
+    size="WORLD_SIZE",
+    ranks=("LOCAL_RANK", "RANK"),
+    nodes=("NODE_RANK", "GROUP_RANK"),
+    needs=("LOCAL_RANK", "MASTER_PORT"),
+    again="torchrun --nproc-per-node={}",
+)
+"""Lightning's own launcher, which is the first rank, or the ranks' variables set by hand, on one machine."""
+OTHERS = (
+    Launcher(name="SLURM", marks=("SLURM_PROCID",), size="", ranks=("SLURM_PROCID",), again="", starts_ranks=False),
+    *(
+        Launcher(name=name, marks=(size, rank), size=size, ranks=(rank,), again="", starts_ranks=False)
+        for name, size, rank in (
+            ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+            ("mpiexec", "PMI_SIZE", "PMI_RANK"),
+            ("mpirun", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
+            ("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"),
+        )
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What the environment says, checked to be possible."""
+
+    launcher: Launcher | None
+    """None: nobody's; this process is the run, or starts its other ranks."""
+    size: int = 1
+    rank: int = 0
+
+
+def launch() -> Launch:
+    """Who started this process; raises `ConfigError` where the environment contradicts itself.
+
+    The first in Lightning's own order is asked: torchrun within srun is torchrun. A leftover of another launcher, such
+    as `LOCAL_RANK=1` in a shell, would make a lone process a rank that writes no file.
+    """
+    is_srun = "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in INTERACTIVE
+    order = (TORCHRUN, *((SRUN,) if is_srun else ()), BY_HAND, *OTHERS)
+    present = [launcher for launcher in order if any(mark in os.environ for mark in launcher.marks)]
+    if not present:
+        return Launch(launcher=None)
+    first = present[0]
+    found = _launch_by(first)
+    if first is SRUN and BY_HAND in present and _launch_by(BY_HAND).rank != found.rank:
+        raise ConfigError(_refusal(BY_HAND, f"srun says rank {found.rank}"))
+    if first is not TORCHRUN and (found.size == 1 or not first.starts_ranks):
+        for other in set(present) & {*OTHERS}:
+            if _launch_by(other).size > 1:
+                raise ConfigError(_refusal(other, f"{other.name} starts no ranks of a run: use torchrun or srun"))
+    return found if first.starts_ranks else Launch(launcher=None)
+
+
+def check_launch(num_local: int, num_nodes: int) -> None:
+    """Raise `ConfigError` unless the environment's ranks are those that the trainer asks for.
+
+    Args:
+        num_local: `trainer.devices`, on each machine.
+        num_nodes: `trainer.num_nodes`.
+    """
+    found, asked = launch(), num_local * num_nodes
+    wants = f"the trainer asks for {asked} process{'es' * (asked > 1)} (trainer.devices × trainer.num_nodes)"
+    if found.launcher is None:
+        if num_nodes > 1:
+            raise ConfigError(
+                f"trainer.num_nodes is {num_nodes}, and this process was started by no launcher: start {num_local} a "
+                "node with torchrun or srun"
+            )
+        return
+    per_node = os.environ.get(found.launcher.per_node, str(num_local))
+    if found.size != asked or per_node != str(num_local):
+        start = found.launcher.again.format(num_local)
+        raise ConfigError(_refusal(found.launcher, f"{wants}, {num_local} a node: start it by `{start}`"))
+
+
+def is_first_process() -> bool:
+    """Whether this is the first rank, or the only process; known before ranks have met."""
+    try:
+        return launch().rank == 0
+    except ConfigError:
+        return True  # which this process is about to say
+
+
+def _launch_by(launcher: Launcher) -> Launch:
+    size = _number(launcher.size, 1)
+    ranks = {_number(name, 0) for name in launcher.ranks if name in os.environ} or {0}
+    if len(ranks) > 1 or any(_number(name, 0) for name in launcher.nodes):
+        raise ConfigError(_refusal(launcher, "they are not of one rank"))
+    if (rank := min(ranks)) >= size:
+        raise ConfigError(_refusal(launcher, f"there is no rank {rank} of {size}"))
+    missing = [name for name in launcher.needs if name not in os.environ]
+    if size > 1 and missing:
+        raise ConfigError(_refusal(launcher, f"{size} ranks also need {', '.join(missing)}, which it would have set"))
+    return Launch(launcher=launcher, size=size, rank=rank)
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    if not text.isdigit():
+        raise ConfigError(f"{name} is {text!r} in the environment, not a number: unset it")
+    return int(text)
+
+
+def _refusal(launcher: Launcher, reason: str) -> str:
+    """The variables that are set, why they cannot be, and the remedy."""
+    names = dict.fromkeys((*launcher.marks, launcher.size, *launcher.ranks, *launcher.nodes, launcher.per_node))
+    said = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
+    return (
+        f"{launcher.name} has started this process, says the environment ({', '.join(said)}), but {reason}; if they "
+        f"are left over, unset {' '.join(name.partition('=')[0] for name in said)}"
+    )

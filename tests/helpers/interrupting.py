@@ -1,0 +1,44 @@
+"""A callback and rewards that end the process, or disturb it."""
+
+import os
+import signal
+import subprocess
+import sys
+
+from apo_lightning.callbacks import StepCallback
+
+
+class Ends(StepCallback):
+    """Calls sys.exit."""
+
+    def on_step(self, step):
+        sys.exit(0)
+
+
+def ends(completions, **kwargs):
+    sys.exit(0)
+
+
+def breaks(completions, **kwargs):
+    raise MemoryError
+
+
+def ends_at_once(completions, **kwargs):
+    os._exit(0)
+
+
+def huge(completions, **kwargs):
+    return [1e300 * (index % 2) for index in range(len(completions))]
+
+
+def interrupted_with_its_children(completions, **kwargs):
+    """Even completions are right, say children that a signal of the group ends: in the first call there is one."""
+    signals = iter([os.environ.pop("SIGNAL", None)])
+    statuses = []
+    for index in range(len(completions)):
+        child = subprocess.Popen(["sleep", "0.01"])
+        if (name := next(signals, None)) is not None:
+            child.send_signal(signal.Signals[name])
+            os.kill(os.getpid(), signal.Signals[name])
+        statuses.append(child.wait() == 0 and index % 2 == 0)
+    return [float(status) for status in statuses]
