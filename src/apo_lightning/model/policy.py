@@ -17,6 +17,7 @@ from apo_lightning.common.hashing import hash64
 from apo_lightning.common.process_group import has_process_group, process_rank
 from apo_lightning.errors import ConfigError, in_brief
 from apo_lightning.logprobs import DetachedHead, reference_statistics, token_statistics
+from apo_lightning.model.architecture import check_length
 from apo_lightning.model.attention import SHARED_PROMPTS, attend_registered, attention_arguments, use_shared_prompts
 from apo_lightning.model.lora import has_adapters, merged_parameters, on_first_rank
 from apo_lightning.model.packing import Microbatch
@@ -130,6 +131,8 @@ class Policy(nn.Module):
 
         `hidden_states` is such a method; called from another one it would reshard the head before it is read.
         """
+        longest = max(group.prompt_length + max(group.completion_lengths) for group in microbatch.groups)
+        check_length(self.model.config, longest, "shorten prompts or completions")
         with self.autocast():
             output = self.model.base_model(
                 input_ids=microbatch.input_ids[None],

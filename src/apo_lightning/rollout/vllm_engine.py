@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from apo_lightning.common.formatting import GIB
 from apo_lightning.errors import ConfigError, StaleWeightsError
@@ -20,9 +20,12 @@ from apo_lightning.rollout.process_guard import default_process_group_kept, proc
 from apo_lightning.rollout.vllm_private import (
     layers_left_out,
     layers_with_parameters,
+    own_model_class,
+    pack_experts_again,
     queued_requests,
     ranks_left_out,
 )
+from apo_lightning.rollout.weight_sync import as_in_checkpoint
 from apo_lightning.types import Completion, GenerationRequest
 
 BLOCK_SIZE = 32  # the minimum of the CPU kernels; at their default of 128, short prompts are never shared
@@ -146,12 +149,16 @@ class VLLMEngine(RolloutEngine):
                 LOGGER.propagate = False
             from vllm import LLM
 
+            config = AutoConfig.from_pretrained(context.model_dir)
+            with torch.device("meta"):
+                self._skeleton = AutoModelForCausalLM.from_config(config)
             # Lightning binds NCCL's group to the device. For each group that vLLM creates, gloo's included, every
             # rank outside it then joins a split of the trainer's communicator; members do so for NCCL only. The calls
             # are paired by their number. They match because each rank is in one group of each kind, and because no
             # barrier comes between (TORCH_DIST_INIT_BARRIER=1 would add one). Otherwise all ranks wait for ever.
             try:
-                self._llm = LLM(**self._arguments(context))
+                with own_model_class(config):
+                    self._llm = LLM(**self._arguments(context))
             except ValueError as error:
                 raise ConfigError(f"vLLM refuses these settings: {' '.join(str(error).split())}") from error
             except AssertionError as error:
@@ -203,7 +210,10 @@ class VLLMEngine(RolloutEngine):
 
     def _load(self, named_weights: Iterator[tuple[str, Tensor]]) -> Sequence[str]:
         with process_unchanged(), torch.no_grad(), layers_left_out() as left_out:
-            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_weights})
+            if self.context.device.type == "cpu":
+                self._llm.collective_rpc(pack_experts_again)
+            weights = as_in_checkpoint(named_weights, self._skeleton)
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
             if self._is_kv_cache_asleep:  # allocated last: gathering the weights needed the memory
                 self._llm.wake_up(tags=["kv_cache"])
                 self._is_kv_cache_asleep = False

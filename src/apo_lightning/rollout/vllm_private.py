@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import MODEL_MAPPING, AutoModel, PretrainedConfig
 
 
 @contextmanager
@@ -43,6 +44,29 @@ def layers_with_parameters(worker: Any) -> set[str]:
     return {
         type(layer).__name__ for layer in worker.get_model().modules() if any(True for _ in layer.parameters(False))
     }
+
+
+def pack_experts_again(worker: Any) -> None:
+    """Make the next sync pack experts for the CPU's kernels; vLLM packs those of the first load alone."""
+    for layer in worker.get_model().modules():
+        if hasattr(method := getattr(layer, "quant_method", None), "moe_kernel"):
+            method.moe_kernel = None
+
+
+@contextmanager
+def own_model_class(config: PretrainedConfig) -> Iterator[None]:
+    """Make `AutoModel` build a subclass, for vLLM to change, of the class that the trainer's own model has.
+
+    Where vLLM has no model of its own it runs that of transformers, whose class it gives another `__init__`, `__call__`
+    and base for torch.compile: the trainer's forward would fail for a missing `do_not_compile`.
+    """
+    trainers = MODEL_MAPPING[type(config)]
+    own = type(trainers.__name__, (trainers,), {"__module__": trainers.__module__})
+    AutoModel.register(type(config), own, exist_ok=True)
+    try:
+        yield
+    finally:
+        MODEL_MAPPING._extra_content.pop(type(config))
 
 
 @contextmanager

@@ -1,11 +1,16 @@
 """Copying the policy's weights to the engine, and checking that the engine samples from them."""
 
 import math
+import re
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import PrefixChange, revert_weight_conversion
 
 from apo_lightning.errors import StaleWeightsError
 from apo_lightning.model.lora import merged_parameters, whole
@@ -32,6 +37,29 @@ def named_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, T
     """
     for name, weight in merged_parameters(model, remove_duplicate=False):
         yield name, whole(weight.to(dtype))
+
+
+def as_in_checkpoint(
+    named_weights: Iterator[tuple[str, Tensor]], skeleton: PreTrainedModel
+) -> Iterator[tuple[str, Tensor]]:
+    """Rename and split `named_weights` into what `save_pretrained` writes, which other libraries read.
+
+    transformers keeps the experts of a layer in one parameter; in a checkpoint each has matrices of its own. Weights
+    are converted layer by layer, so that no more than one layer is held at a time.
+
+    Args:
+        named_weights: in the order of the model's parameters.
+        skeleton: the same architecture, on the meta device.
+    """
+    conversions = get_model_conversion_mapping(skeleton, add_legacy=False)
+    if all(isinstance(conversion, PrefixChange) for conversion in conversions):
+        yield from named_weights
+        return
+    for _, layer in groupby(named_weights, key=lambda named: _LAYER.findall(named[0]) or named[0]):
+        yield from revert_weight_conversion(skeleton, dict(layer)).items()
+
+
+_LAYER = re.compile(r".*?\.\d+\.")
 
 
 def publish(model: nn.Module, engine: RolloutEngine, version: int) -> None:

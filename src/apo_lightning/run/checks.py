@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 from transformers import PretrainedConfig
 
 from apo_lightning.errors import ConfigError
+from apo_lightning.model.architecture import check_length
 from apo_lightning.step.settings import StepSettings
 from apo_lightning.types import Needs
 
@@ -84,6 +85,7 @@ def check_model(name: str, config: PretrainedConfig, needs: Needs, settings: Ste
             f"{settings.max_completion_tokens} = {settings.max_model_len} does not fit {name}, which reads {longest} "
             f"tokens: lower data.max_completion_tokens or data.max_prompt_tokens"
         )
+    check_length(config, settings.max_model_len, "lower data.max_completion_tokens or data.max_prompt_tokens")
     if needs.anchor_size >= config.vocab_size:
         raise ConfigError(
             f"anchor_size is {needs.anchor_size} and the vocabulary of {name} has {config.vocab_size} tokens: give an "
