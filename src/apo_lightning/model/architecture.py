@@ -6,8 +6,8 @@ an architecture that this module has never heard of, it shows what its layers as
 
 import copy
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -48,8 +48,8 @@ def check_architecture(config: PretrainedConfig) -> None:
             f"transformers cannot build the {config.model_type} model of this config ({in_brief(error)}): mend its "
             "config.json, or choose another model"
         ) from error
-    if not getattr(model.base_model, "layers", None):
-        _refuse(config, "has no base_model.layers to shard")
+    if not isinstance(getattr(model.base_model, "layers", None), nn.ModuleList):
+        _refuse(config, "has no base_model.layers")
     refuse_unsupported_head(model)
     _refuse_layers(model)
 
@@ -87,29 +87,30 @@ def exact_length(config: PretrainedConfig) -> int | None:
         >>> exact_length(MistralConfig(sliding_window=4096)), exact_length(MistralConfig(sliding_window=None))
         (4096, None)
     """
-    limits: list[int] = []
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
-    window = getattr(config, "sliding_window", None)
-    if window is not None and "sliding_attention" in kinds:
-        limits.append(window)
-    for rope in _ropes(config):
-        if rope.get("rope_type") == "longrope":
-            limits.append(rope.get("original_max_position_embeddings") or config.max_position_embeddings)
-        if rope.get("rope_type") == "dynamic":
-            limits.append(config.max_position_embeddings)
-    return min(limits, default=None)
+    return min((limit for limit, _ in _limits(config)), default=None)
 
 
 def check_length(config: PretrainedConfig, length: int, remedy: str) -> None:
     """Raise `ConfigError` where sequences of `length` tokens can be longer than `exact_length`."""
-    limit = exact_length(config)
-    if limit is not None and length > limit:
-        kinds = ", ".join(sorted({rope.get("rope_type", "default") for rope in _ropes(config)} - {"default"}))
-        why = f"rotary positions of type {kinds}" if kinds else "sliding_window"
+    limit, field = min(_limits(config), default=(length, ""))
+    if length > limit:
         raise ConfigError(
-            f"sequences of up to {length} tokens, and this {config.model_type} model is computed exactly up to {limit} "
-            f"({why}): {remedy}"
+            f"sequences of up to {length} tokens, and of a {config.model_type} model with this {field} this trainer "
+            f"computes up to {limit}: {remedy}"
         )
+
+
+def _limits(config: PretrainedConfig) -> Iterator[tuple[int, str]]:
+    """The lengths [tokens] up to which a field of the config has no effect, and its name."""
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
+    window = getattr(config, "sliding_window", None)
+    if window is not None and "sliding_attention" in kinds:
+        yield window, "sliding_window"
+    for rope in _ropes(config):
+        if (kind := rope.get("rope_type")) in ("longrope", "dynamic"):
+            context = config.max_position_embeddings
+            limit = context if kind == "dynamic" else rope.get("original_max_position_embeddings", context)
+            yield limit, f"rope_type={kind}"
 
 
 def refuse_unsupported_head(model: PreTrainedModel) -> None:
@@ -137,13 +138,13 @@ def _ropes(config: PretrainedConfig) -> list[Mapping[str, Any]]:
     return [part for part in rope.values() if isinstance(part, Mapping)] or [rope]
 
 
-def _refuse(config: PretrainedConfig, reason: str) -> None:
+def _refuse(config: PretrainedConfig, reason: str) -> NoReturn:
     raise ConfigError(f"a {config.model_type} model {reason}, which this trainer does not compute: choose another")
 
 
 def _refuse_layers(model: PreTrainedModel) -> None:
     """Refuse a model on the meta device whose layers mix positions otherwise than by causal attention."""
-    config = model.config
+    config, layers = model.config, cast(nn.ModuleList, model.base_model.layers)
     if not model._can_set_attn_implementation():
         _refuse(config, "does not let its attention be replaced")
     if any(isinstance(module, nn.Conv1d) for module in model.modules()):
@@ -151,19 +152,21 @@ def _refuse_layers(model: PreTrainedModel) -> None:
     model.set_attn_implementation(PROBE)
     _CALLS.clear()
     ids, no_mask = torch.empty(1, 2, dtype=torch.long, device="meta"), torch.empty(1, 1, 0, 0, device="meta")
-    if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation("batched_mm")  # the others read which expert a token goes to
+    # Other implementations read which expert a token goes to, and rotary frequencies of these types the positions.
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation("batched_mm")
+    for module in model.modules():
+        if getattr(module, "rope_type", None) in ("dynamic", "longrope"):
+            module.rope_type = "default"
     try:
         with torch.device("meta"):
-            model.base_model(
-                input_ids=ids, position_ids=ids, attention_mask=no_mask, use_cache=False, layout=PROBE
-            )
-    except NotImplementedError:
-        return  # a layer reads values: its first forward will tell
+            model.base_model(input_ids=ids, position_ids=ids, attention_mask=no_mask, use_cache=False, layout=PROBE)
     except Exception as error:
+        if "meta tensor" in str(error):
+            return  # a layer reads values: its first forward will tell
         _refuse(config, f"has layers that fail without a mask ({in_brief(error)})")
-    if len(_CALLS) != len(model.base_model.layers):
-        _refuse(config, f"has {len(model.base_model.layers)} layers, {len(_CALLS)} with attention")
+    if len(_CALLS) != len(layers):
+        _refuse(config, f"has {len(_CALLS)} calls of attention in {len(layers)} layers")
     for call in _CALLS:
         if call.pop("layout") != PROBE:
             _refuse(config, "does not hand arguments on to its attention")

@@ -18,6 +18,7 @@ from apo_lightning.model.fingerprint import installed_version
 from apo_lightning.rollout.engine import EngineContext, FinishedListener, RolloutEngine
 from apo_lightning.rollout.process_guard import default_process_group_kept, process_unchanged, stderr_to_log
 from apo_lightning.rollout.vllm_private import (
+    NOT_IN_VLLM,
     layers_left_out,
     layers_with_parameters,
     own_model_class,
@@ -87,6 +88,7 @@ class VLLMEngine(RolloutEngine):
         self.enforce_eager = enforce_eager
         self.gpu_memory_utilization = gpu_memory_utilization
         self._llm: Any = None
+        self._skeleton: Any = None
         self._shares_process_group = False
         self._is_kv_cache_asleep = False
 
@@ -120,6 +122,9 @@ class VLLMEngine(RolloutEngine):
 
     def check_model(self, config: PretrainedConfig, device: torch.device) -> None:
         """See `RolloutEngine.check_model`."""
+        if config.model_type in NOT_IN_VLLM:
+            why = NOT_IN_VLLM[config.model_type]
+            raise ConfigError(f"vLLM does not run a {config.model_type} model ({why}): choose engine=transformers")
         text = config.get_text_config()
         head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         if device.type == "cpu" and head_size not in CPU_HEAD_SIZES:

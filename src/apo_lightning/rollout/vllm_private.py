@@ -9,6 +9,13 @@ import torch
 from torch import Tensor
 from transformers import MODEL_MAPPING, AutoModel, PretrainedConfig
 
+NOT_IN_VLLM = {
+    "afmoe": "it reads a field, score_func, that its config does not have",
+    "apertus": "its log-probs are others",
+    "aria_text": "it does not find the experts",
+}
+"""Architectures that transformers runs and vLLM 0.32 does not, and what happens there (`docs/models.md`)."""
+
 
 @contextmanager
 def layers_left_out() -> Iterator[list[str]]:
@@ -49,7 +56,8 @@ def layers_with_parameters(worker: Any) -> set[str]:
 def pack_experts_again(worker: Any) -> None:
     """Make the next sync pack experts for the CPU's kernels; vLLM packs those of the first load alone."""
     for layer in worker.get_model().modules():
-        if hasattr(method := getattr(layer, "quant_method", None), "moe_kernel"):
+        method: Any = getattr(layer, "quant_method", None)
+        if hasattr(method, "moe_kernel"):
             method.moe_kernel = None
 
 
@@ -60,7 +68,7 @@ def own_model_class(config: PretrainedConfig) -> Iterator[None]:
     Where vLLM has no model of its own it runs that of transformers, whose class it gives another `__init__`, `__call__`
     and base for torch.compile: the trainer's forward would fail for a missing `do_not_compile`.
     """
-    trainers = MODEL_MAPPING[type(config)]
+    trainers: Any = MODEL_MAPPING[type(config)]
     own = type(trainers.__name__, (trainers,), {"__module__": trainers.__module__})
     AutoModel.register(type(config), own, exist_ok=True)
     try:
