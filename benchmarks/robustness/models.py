@@ -170,8 +170,8 @@ def write_weights(folder: Path) -> None:
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in model.parameters():  # norms too: with those of a new model, a swap of two goes unnoticed
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+        for weight in model.state_dict().values():  # norms and routers too: new ones hide what is swapped or left out
+            weight.add_(0.1 * torch.randn(weight.shape, generator=generator))
     model.save_pretrained(folder)
 
 

@@ -157,7 +157,7 @@ def _refuse_layers(model: PreTrainedModel) -> None:
         model.set_experts_implementation("batched_mm")
     for module in model.modules():
         if getattr(module, "rope_type", None) in ("dynamic", "longrope"):
-            module.rope_type = "default"
+            vars(module)["rope_type"] = "default"
     try:
         with torch.device("meta"):
             model.base_model(input_ids=ids, position_ids=ids, attention_mask=no_mask, use_cache=False, layout=PROBE)

@@ -150,6 +150,17 @@ def merged_parameters(model: nn.Module, *, remove_duplicate: bool = True) -> Ite
         yield name.replace(".base_layer.", "."), _merged(weight, adapted[name]) if name in adapted else weight
 
 
+def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """What a checkpoint holds besides parameters, by name: the bias by which a router chooses experts.
+
+    Example:
+        >>> list(persistent_buffers(nn.BatchNorm1d(1)))
+        ['running_mean', 'running_var', 'num_batches_tracked']
+    """
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in parameters}
+
+
 def _is_of_adapter(name: str) -> bool:
     return name.endswith((f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight"))
 

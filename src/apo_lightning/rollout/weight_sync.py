@@ -13,7 +13,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange, revert_weight_conversion
 
 from apo_lightning.errors import StaleWeightsError
-from apo_lightning.model.lora import merged_parameters, whole
+from apo_lightning.model.lora import merged_parameters, persistent_buffers, whole
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.types import Completion
 
@@ -23,7 +23,7 @@ NOISE_MULTIPLE = 3
 
 
 def named_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Yield every parameter of the policy, unsharded, by Hugging Face name; adapters are merged.
+    """Yield every parameter and persistent buffer of the policy, unsharded, by Hugging Face name; adapters are merged.
 
     Shards are cast before they are gathered, which halves the traffic from a float32 policy to a bfloat16 engine.
     Gathering is collective: with a sharded policy all ranks must read to the end, at the same time.
@@ -37,6 +37,7 @@ def named_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, T
     """
     for name, weight in merged_parameters(model, remove_duplicate=False):
         yield name, whole(weight.to(dtype))
+    yield from persistent_buffers(model).items()  # unrounded: engines choose experts in float32
 
 
 def as_in_checkpoint(
