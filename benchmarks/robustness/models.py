@@ -76,6 +76,10 @@ EXPERTS: dict[str, Any] = {
 MUSIC = {"text_encoder": "t5", "audio_encoder": "encodec", "decoder": "musicgen_decoder"}
 # What an architecture needs besides, or instead; None: it has no such field.
 OWN: dict[str, dict[str, Any]] = {
+    "afmoe": {"score_func": "sigmoid", "route_norm": True},  # vLLM reads it, as three others
+    "hy_v3": {"first_k_dense_replace": 1, "expert_hidden_dim": 32},
+    "lfm2": {"block_dim": 64},
+    "minimax_m2": {"rotary_dim": 32, "scoring_func": "sigmoid"},
     "dbrx": {
         "attn_config": {"kv_n_heads": 1, "clip_qkv": 8.0, "rope_theta": 1e4},
         "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
@@ -119,7 +123,8 @@ This page is written by `python -m benchmarks.robustness.models`; how to read it
 - A default is not your model's value: a sliding window or `rope_type` longrope limits the length of sequences, and
   dropout, router noise, a scale or cap of logits and quantised weights are refused wherever they are.
 - Experts train with all weights. Adapters need `policy.lora.target_modules` by name: experts are no linear layers.
-- `no` under vLLM is refused as well, with `engine=transformers` as the remedy.
+- `no` under vLLM is refused by preflight as well, with `engine=transformers` as the remedy. "Refused late": vLLM reads
+  fields that the default config does not have, and ends in one line where yours has not got them either.
 """
 
 
@@ -329,9 +334,10 @@ def page(results: Sequence[Result]) -> str:
 def reason_of(found: Result) -> str:
     """Why it does not run, without the model's name and the remedy."""
     reason = " ".join(found.reason.split()).partition(", which this trainer does not")[0]
+    reason = re.sub(r"^vLLM does not run an? \S+ model \((.+)\):.*", r"\1", reason)
     reason = re.sub(r"^an? \S+ model |^\w+ForCausalLM ", "", reason).partition(": choose")[0]
     reason = reason.partition(" (")[0] if reason.startswith("has layers that fail") else reason
-    return f"({found.outcome}) {reason}" if found.outcome != "refused" else reason
+    return reason if found.outcome == "refused" else f"{reason} ({found.outcome})"
 
 
 def main() -> None:

@@ -13,12 +13,13 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from apo_lightning.common.formatting import GIB
-from apo_lightning.errors import ConfigError, StaleWeightsError
+from apo_lightning.errors import ConfigError, StaleWeightsError, in_brief
 from apo_lightning.model.fingerprint import installed_version
 from apo_lightning.rollout.engine import EngineContext, FinishedListener, RolloutEngine
 from apo_lightning.rollout.process_guard import default_process_group_kept, process_unchanged, stderr_to_log
 from apo_lightning.rollout.vllm_private import (
     NOT_IN_VLLM,
+    NOT_ON_CPU,
     layers_left_out,
     layers_with_parameters,
     own_model_class,
@@ -122,8 +123,8 @@ class VLLMEngine(RolloutEngine):
 
     def check_model(self, config: PretrainedConfig, device: torch.device) -> None:
         """See `RolloutEngine.check_model`."""
-        if config.model_type in NOT_IN_VLLM:
-            why = NOT_IN_VLLM[config.model_type]
+        refused = NOT_IN_VLLM | (NOT_ON_CPU if device.type == "cpu" else {})
+        if (why := refused.get(config.model_type)) is not None:
             raise ConfigError(f"vLLM does not run a {config.model_type} model ({why}): choose engine=transformers")
         text = config.get_text_config()
         head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -172,6 +173,10 @@ class VLLMEngine(RolloutEngine):
                 raise ConfigError(
                     "vLLM: the weights of an engine that this process had before are still in the GPU's memory; give "
                     "each run a process of its own: in place of one sweep (-m), one command a run"
+                ) from error
+            except (AttributeError, NotImplementedError) as error:  # of a config field that vLLM alone reads
+                raise ConfigError(
+                    f"vLLM cannot build this {config.model_type} model ({in_brief(error)}): choose engine=transformers"
                 ) from error
         _open.add(self._llm)
         # Starts with different keys compile twice and leave two entries in the cache.

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 from transformers import MODEL_MAPPING, AutoModel, PretrainedConfig
 
+_OTHERS = "its log-probs are others"
 NOT_IN_VLLM = {
-    "afmoe": "it reads a field, score_func, that its config does not have",
-    "apertus": "its log-probs are others",
+    **dict.fromkeys(("apertus", "ernie4_5_moe", "gpt_neox", "jetmoe", "lfm2", "persimmon", "solar_open"), _OTHERS),
     "aria_text": "it does not find the experts",
+    "minimax_m2": "it cannot load weights twice",
 }
 """Architectures that transformers runs and vLLM 0.32 does not, and what happens there (`docs/models.md`)."""
+NOT_ON_CPU = dict.fromkeys(("laguna", "minimax_m3_vl_text"), "its router is for GPUs")
+"""Those that vLLM's CPU build does not run."""
 
 
 @contextmanager
