@@ -152,7 +152,7 @@ def small_config(model_type: str, **fields: Any) -> PretrainedConfig:
         given["num_hidden_layers"] = len(given["layer_types"])
     given = {key: value for key, value in (given | own).items() if value is not None or key in fields}
     if "text_config" in known:
-        of_text = given.pop("text_config", {})
+        of_text: Any = given.pop("text_config", {})
         return AutoConfig.for_model(model_type, text_config=given | of_text)
     return AutoConfig.for_model(model_type, **given)
 
@@ -231,9 +231,10 @@ def check_metrics(file: Path) -> None:
 
 def check_policy(policy: Any, exported: Path) -> None:
     """Log-probs and gradients of a packed micro-batch are those of the exported model, one sequence at a time."""
-    model, info = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         exported, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
+    model, info = loaded
     problems = {key: names for key, names in info.items() if names}
     assert not problems, f"the exported folder: {problems}"
     generator = torch.Generator().manual_seed(1)
