@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 from peft import LoraConfig, inject_adapter_in_model
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import MODEL_MAPPING, AutoModel, LlamaConfig, LlamaForCausalLM, Qwen3MoeForCausalLM
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import GgufConfig, QuantizationMethod
 
@@ -33,12 +33,13 @@ from apo_lightning.distributed.lightning_private import (
 from apo_lightning.model import attention, saving
 from apo_lightning.model.adapted_linear import AdaptedLinear
 from apo_lightning.rollout.vllm_engine import _installed_distributions
+from apo_lightning.rollout.vllm_private import own_model_class
 from composing import ROOT
 
 SEEN = {
     "lightning": ("2.6", "distributed/lightning_private.py"),
     "torch": ("2.13", "model/attention.py"),
-    "transformers": ("5.19", "model/attention.py, model/saving.py and rollout/transformers_engine.py"),
+    "transformers": ("5.19", "model/architecture.py, model/saving.py and rollout/"),
     "peft": ("0.21", "model/lora.py and model/adapted_linear.py"),
     "hydra-core": ("1.3", "run/choices.py and run/sweep.py"),
     "vllm": ("0.32", "rollout/vllm_private.py"),
@@ -161,6 +162,21 @@ def test_transformers_says_whether_attention_can_be_replaced_and_which_there_is(
         assert model.config._attn_implementation == "eager"
 
 
+def test_transformers_builds_a_registered_class_and_forgets_it():
+    with door("transformers"):
+        before = MODEL_MAPPING[LlamaConfig]
+        with own_model_class(tiny_model().config):
+            assert MODEL_MAPPING[LlamaConfig] is not before
+            assert issubclass(type(AutoModel.from_config(tiny_model().config)), before)
+        assert MODEL_MAPPING[LlamaConfig] is before
+
+
+def test_transformers_says_whether_experts_can_be_replaced():
+    with door("transformers"):
+        assert tiny_model()._can_set_experts_implementation() is False
+        assert Qwen3MoeForCausalLM._can_set_experts_implementation() is True
+
+
 def test_transformers_saves_a_model_without_the_marks_of_a_quantizer(tmp_path: Path):
     class Quantizer(HfQuantizer):
         is_trainable = False
@@ -206,6 +222,8 @@ def test_hydra_lists_the_folders_of_its_configurations():
         ("v1/core/sched/scheduler.py", "request.num_preemptions += 1"),
         ("v1/engine/core_client.py", "self.engine_core = EngineCore("),
         ("v1/engine/core.py", "self.scheduler: SchedulerInterface = Scheduler("),
+        ("model_executor/layers/fused_moe/unquantized_fused_moe_method.py", "= self.moe_kernel is not None"),
+        ("model_executor/models/transformers/base.py", "self.model: PreTrainedModel = AutoModel.from_config("),
         ("v1/sample/sampler.py", "token_ranks = batched_count_greater_than(logprobs, sampled_logprobs)"),
         ("model_executor/model_loader/reload/layerwise.py", 'warning("%s: Failed to load weights", layer.__class__'),
         ("model_executor/model_loader/reload/layerwise.py", "logger = init_logger(__name__)"),
@@ -224,6 +242,7 @@ def test_vllm_still_reads_so_where_it_is_replaced_or_heard(file: str, line: str)
 def test_nothing_private_is_used_but_what_is_named_here():
     known = {
         *("_attn_implementation", "_can_set_attn_implementation", "_dynamo", "_internal", "_register_custom_module"),
+        *("_can_set_experts_implementation", "_extra_content"),
         *("_results", "_scaled_dot_product_flash_attention_for_cpu"),
         "_scaled_dot_product_flash_attention_for_cpu_backward",
     }

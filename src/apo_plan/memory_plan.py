@@ -322,5 +322,9 @@ def check_bytes(model: ModelShape, run: RunShape) -> int:
 
 
 def sync_bytes(model: ModelShape, run: RunShape) -> int:
-    """The largest tensor, embedding or head, in the engine's dtype; under FSDP2 also its gathered copy."""
-    return run.compute_bytes * model.head_parameters * (2 if run.strategy == "fsdp" else 1)
+    """Embedding or head, in the engine's dtype; under FSDP2 also its gathered copy; or a layer, if it is larger.
+
+    Experts are renamed layer by layer.
+    """
+    head = model.head_parameters * (2 if run.strategy == "fsdp" else 1)
+    return run.compute_bytes * max(head, model.layer_parameters)

@@ -83,7 +83,10 @@ def plan_run(cfg: DictConfig) -> Plan:
     """The memory plan of one process of `apo train`; raises `ConfigError` for sizes or a model that cannot work."""
     settings, ranks = step_settings(cfg, instantiate(cfg.data)), rank_layout(cfg)
     spec: PolicySpec = instantiate(cfg.model, _convert_="all")
-    model = shape_of(spec.load_config(), instantiate(cfg.policy.lora, _convert_="all"))
+    config, lora = spec.load_config(), instantiate(cfg.policy.lora, _convert_="all")
+    if lora is not None:
+        lora.check(config)
+    model = shape_of(config, lora)
     run = run_shape(cfg, settings, ranks, spec)
     return Plan(name=spec.name, settings=settings, ranks=ranks, model=model, run=run, memory=plan_memory(model, run))
 

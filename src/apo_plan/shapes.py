@@ -1,14 +1,13 @@
 """The sizes that memory and time depend on: of the model, its adapters, the engine and a step."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft.tuners.lora import LoraLayer
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from apo_lightning.errors import ConfigError
 from apo_lightning.model.lora import LoRA
 
 FLOAT32 = 4
@@ -127,15 +126,11 @@ class RunShape:
 
 
 def shape_of(config: PretrainedConfig, lora: LoRA | None = None) -> ModelShape:
-    """Count parameters on the `meta` device, where they take no memory; raises `ConfigError` without `model.layers`."""
+    """Count parameters on the `meta` device, where they take no memory."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     text = config.get_text_config()
-    layers = getattr(model.base_model, "layers", None)
-    if not layers:
-        raise ConfigError(
-            f"a {config.model_type} model has no base_model.layers, which this trainer shards: choose another model"
-        )
+    layers = cast(nn.ModuleList, model.base_model.layers)
     shape = ModelShape(
         num_parameters=_num_elements(model),
         layer_parameters=_num_elements(layers[0]),

@@ -23,12 +23,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
-from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from apo_lightning.common.compiling import compile_or_fail
 from apo_lightning.errors import ConfigError
+from apo_lightning.model.architecture import check_fields
 from apo_lightning.model.packing import Group, on_device
 
 SHARED_PROMPTS = "shared_prompts"
@@ -259,44 +260,10 @@ def use_shared_prompts(model: PreTrainedModel) -> None:
     Raises:
         ConfigError: its attention cannot be replaced, or is not one that this module implements.
     """
-    refuse_unsupported_attention(model.config)
+    check_fields(model.config)
     if not model._can_set_attn_implementation():
         raise ConfigError(
             f"{type(model).__name__} does not let its attention be replaced, so prompts cannot be shared: "
             "choose another model"
         )
     model.set_attn_implementation(SHARED_PROMPTS)
-
-
-def refuse_unsupported_attention(config: PretrainedConfig) -> None:
-    """Raise unless the model has plain causal attention with rotary positions, the only one implemented.
-
-    Raises:
-        ConfigError: the model is not a decoder with rotary positions alone, or its layers have a sliding window
-            shorter than its context, attention sinks, capped scores, latent keys or dropout.
-    """
-
-    def refuse(reason: str) -> None:
-        raise ConfigError(f"a {config.model_type} model {reason}, which this trainer does not compute: choose another")
-
-    if config.is_encoder_decoder:
-        refuse("has an encoder")
-    if getattr(config, "rope_parameters", None) is None:
-        refuse("has no rotary positions")
-    if config.model_type == "gpt_oss":
-        refuse("has attention sinks")
-    context = config.max_position_embeddings
-    window = getattr(config, "sliding_window", None)
-    window_is_active = window is not None and window < context
-    layer_types = getattr(config, "layer_types", None) or ["sliding_attention" if window_is_active else ""]
-    for kind in sorted(set(layer_types) - {"full_attention", ""}):
-        if kind != "sliding_attention":
-            refuse(f"has layers of {kind}")
-        if window_is_active:
-            refuse(f"attends to the last {window} of {context} tokens alone (sliding_window)")
-    for field in ("attn_logit_softcapping", "kv_lora_rank", *_DROPOUTS):
-        if getattr(config, field, None):
-            refuse(f"has {field}={getattr(config, field)}")
-
-
-_DROPOUTS = ("attention_dropout", "attn_pdrop", "hidden_dropout", "resid_pdrop", "embd_pdrop", "embedding_dropout")

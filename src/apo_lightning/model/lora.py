@@ -62,12 +62,19 @@ class LoRA:
         """Check that the model has the named layers; loads no weights.
 
         Raises:
-            ConfigError: a name matches no linear layer between embedding and head.
+            ConfigError: a name matches no linear layer between embedding and head; or all are asked for, and the
+                experts, most of the weights, are none.
         """
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         head = model.get_output_embeddings()
         layers = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head]
+        if isinstance(self.target_modules, str) and any(weight.ndim == 3 for weight in model.parameters()):
+            attention = sorted({name.rpartition(".")[2] for name in layers if "attn" in name})
+            raise ConfigError(
+                f"policy.lora.target_modules is {ALL_LINEAR}, and the experts of a {config.model_type} model are no "
+                f"linear layers, so that they would stay frozen: name the layers to adapt, [{','.join(attention)}] say"
+            )
         for target in () if isinstance(self.target_modules, str) else self.target_modules:
             if not any(f".{name}".endswith(f".{target}") for name in layers):
                 known = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
@@ -141,6 +148,17 @@ def merged_parameters(model: nn.Module, *, remove_duplicate: bool = True) -> Ite
             continue
         weight = parameter.detach()
         yield name.replace(".base_layer.", "."), _merged(weight, adapted[name]) if name in adapted else weight
+
+
+def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """What a checkpoint holds besides parameters, by name: the bias by which a router chooses experts.
+
+    Example:
+        >>> list(persistent_buffers(nn.BatchNorm1d(1)))
+        ['running_mean', 'running_var', 'num_batches_tracked']
+    """
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in parameters}
 
 
 def _is_of_adapter(name: str) -> bool:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -17,8 +18,9 @@ from apo_lightning.common.hashing import hash64
 from apo_lightning.common.process_group import has_process_group, process_rank
 from apo_lightning.errors import ConfigError, in_brief
 from apo_lightning.logprobs import DetachedHead, reference_statistics, token_statistics
+from apo_lightning.model.architecture import check_length
 from apo_lightning.model.attention import SHARED_PROMPTS, attend_registered, attention_arguments, use_shared_prompts
-from apo_lightning.model.lora import has_adapters, merged_parameters, on_first_rank
+from apo_lightning.model.lora import has_adapters, merged_parameters, on_first_rank, persistent_buffers
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.model.tokenizer import stop_token_ids
 from apo_lightning.types import ReferenceStatistics, TokenStatistics
@@ -128,6 +130,8 @@ class Policy(nn.Module):
 
         `hidden_states` is such a method; called from another one it would reshard the head before it is read.
         """
+        longest = max(group.prompt_length + max(group.completion_lengths) for group in microbatch.groups)
+        check_length(self.model.config, longest, "shorten prompts or completions")
         with self.autocast():
             output = self.model.base_model(
                 input_ids=microbatch.input_ids[None],
@@ -182,7 +186,8 @@ class Policy(nn.Module):
         """Write a Hugging Face folder with adapters merged, on the first rank; all ranks must call it."""
         weights = None
         if has_adapters(self.model):
-            weights = on_first_rank(merged_parameters(self.model))
+            buffers = persistent_buffers(self.model)
+            weights = on_first_rank(chain(merged_parameters(self.model), buffers.items()))
         elif has_process_group():
             options = StateDictOptions(full_state_dict=True, cpu_offload=True)
             weights = get_model_state_dict(self.model, options=options)

@@ -25,7 +25,7 @@ from transformers import (
 from transformers.utils import cached_file
 
 from apo_lightning.errors import ConfigError, in_brief
-from apo_lightning.model.attention import refuse_unsupported_attention
+from apo_lightning.model.architecture import check_architecture, refuse_unsupported_head
 from apo_lightning.model.folder_weights import account, check_loaded, file_fingerprint, fingerprint, read_folder
 from apo_lightning.model.lora import ADAPTER, has_adapters
 from apo_lightning.model.saving import forget_quantization, mend_generation, try_saving
@@ -81,16 +81,19 @@ class PolicySpec:
         return torch.bfloat16 if multiplies_bfloat16(device) else torch.float32
 
     def load_config(self) -> PretrainedConfig:
-        """The architecture, without weights. Raises `ConfigError` where the model is not available."""
-        if self.config is not None:
-            fields = {key: value for key, value in self.config.items() if key != "model_type"}
-            return AutoConfig.for_model(self.config["model_type"], vocab_size=len(character_tokenizer()), **fields)
-        return copy.deepcopy(self._pretrained_config)
+        """The architecture, without weights. Raises `ConfigError` where it is not available, or not supported."""
+        return copy.deepcopy(self._checked_config)
 
     @functools.cached_property
-    def _pretrained_config(self) -> PretrainedConfig:
-        """Read once: for its header alone, a GGUF file of 135M parameters takes three seconds."""
-        return self._from_pretrained(AutoConfig)
+    def _checked_config(self) -> PretrainedConfig:
+        """Read and checked once: for its header alone, a GGUF file of 135M parameters takes three seconds."""
+        if self.config is None:
+            config = self._from_pretrained(AutoConfig)
+        else:
+            fields = {key: value for key, value in self.config.items() if key != "model_type"}
+            config = AutoConfig.for_model(self.config["model_type"], vocab_size=len(character_tokenizer()), **fields)
+        check_architecture(config)
+        return config
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's tokenizer. Raises `ConfigError` where it is not available, or lacks a stop token."""
@@ -122,11 +125,10 @@ class PolicySpec:
         The seed is that of the random weights where `config` is given; the global RNG is left as it was.
 
         Raises:
-            ConfigError: the model is not available; its attention or head is not supported, or a weight not accounted
+            ConfigError: the model is not available; not supported, or a weight not accounted
                 for, which is checked before weights are loaded where they are on this machine (`check_weights`).
         """
         config = self.load_config()
-        refuse_unsupported_attention(config)
         if self.path is not None:
             self.check_weights()
             model, found = self._from_pretrained(
@@ -308,23 +310,6 @@ def cpu_multiplies_bfloat16(capabilities: Mapping[str, Any]) -> bool:
         return True
     hides_amx = capabilities.get("avx512_fp16") and "Intel" in capabilities.get("cpu_name", "")
     return bool(capabilities.get("avx512_bf16") and not hides_amx)
-
-
-def refuse_unsupported_head(model: PreTrainedModel) -> None:
-    """Raise unless the head is softmax(h·Wᵀ/τ); any other transformation would be silently ignored.
-
-    Raises:
-        ConfigError: the model caps or scales its logits, or its head has a bias.
-    """
-    for attribute in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
-        if getattr(model.config, attribute, None) not in (None, 1, 1.0):
-            raise ConfigError(
-                f"{type(model).__name__} transforms its logits ({attribute}="
-                f"{getattr(model.config, attribute)}), which this trainer does not support: choose another model"
-            )
-    head = model.get_output_embeddings()
-    if getattr(head, "bias", None) is not None:
-        raise ConfigError(f"{type(model).__name__} has a bias in its head, which this trainer does not support")
 
 
 def describe(model: PreTrainedModel, compute_dtype: torch.dtype, *, automatic: bool) -> str:

@@ -246,10 +246,10 @@ def check_request(request: GenerationRequest, max_model_len: int, vocab_size: in
 
 
 def parameter_shapes(model_dir: Path) -> dict[str, torch.Size]:
-    """The shape of every parameter by Hugging Face name, a tied head under both names. Allocates nothing."""
+    """Shapes of all that a checkpoint holds, by Hugging Face name, a tied head under both names; allocates nothing."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_dir))
-    return {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
 class WeightAudit:

@@ -54,7 +54,7 @@ class TransformersEngine(RolloutEngine):
             model = AutoModelForCausalLM.from_config(config, dtype=context.dtype)
         self._model = model.to(context.device).eval().requires_grad_(False)
         attend_with_unrepeated_keys(self._model)
-        self._parameters = dict(self._model.named_parameters(remove_duplicate=False))
+        self._parameters = self._model.state_dict()
         self._head = self._model.get_output_embeddings().weight
 
     def _load(self, named_weights: Iterator[tuple[str, Tensor]]) -> Sequence[str]:

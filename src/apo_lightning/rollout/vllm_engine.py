@@ -10,21 +10,26 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from apo_lightning.common.formatting import GIB
-from apo_lightning.errors import ConfigError, StaleWeightsError
+from apo_lightning.errors import ConfigError, StaleWeightsError, in_brief
 from apo_lightning.model.fingerprint import installed_version
 from apo_lightning.rollout.engine import EngineContext, FinishedListener, RolloutEngine
 from apo_lightning.rollout.vllm_private import (
+    NOT_IN_VLLM,
+    NOT_ON_CPU,
     default_process_group_kept,
     layers_left_out,
     layers_with_parameters,
+    own_model_class,
+    pack_experts_again,
     process_unchanged,
     queued_requests,
     ranks_left_out,
     stderr_to_log,
 )
+from apo_lightning.rollout.weight_sync import as_in_checkpoint
 from apo_lightning.types import Completion, GenerationRequest
 
 BLOCK_SIZE = 32  # the minimum of the CPU kernels; at their default of 128, short prompts are never shared
@@ -86,6 +91,7 @@ class VLLMEngine(RolloutEngine):
         self.enforce_eager = enforce_eager
         self.gpu_memory_utilization = gpu_memory_utilization
         self._llm: Any = None
+        self._skeleton: Any = None
         self._shares_process_group = False
         self._is_kv_cache_asleep = False
 
@@ -119,6 +125,9 @@ class VLLMEngine(RolloutEngine):
 
     def check_model(self, config: PretrainedConfig, device: torch.device) -> None:
         """See `RolloutEngine.check_model`."""
+        refused = NOT_IN_VLLM | (NOT_ON_CPU if device.type == "cpu" else {})
+        if (why := refused.get(config.model_type)) is not None:
+            raise ConfigError(f"vLLM does not run a {config.model_type} model ({why}): choose engine=transformers")
         text = config.get_text_config()
         head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         if device.type == "cpu" and head_size not in CPU_HEAD_SIZES:
@@ -148,12 +157,16 @@ class VLLMEngine(RolloutEngine):
                 LOGGER.propagate = False
             from vllm import LLM
 
+            config = AutoConfig.from_pretrained(context.model_dir)
+            with torch.device("meta"):
+                self._skeleton = AutoModelForCausalLM.from_config(config)
             # Lightning binds NCCL's group to the device. For each group that vLLM creates, gloo's included, every
             # rank outside it then joins a split of the trainer's communicator; members do so for NCCL only. The calls
             # are paired by their number. They match because each rank is in one group of each kind, and because no
             # barrier comes between (TORCH_DIST_INIT_BARRIER=1 would add one). Otherwise all ranks wait for ever.
             try:
-                self._llm = LLM(**self._arguments(context))
+                with own_model_class(config):
+                    self._llm = LLM(**self._arguments(context))
             except ValueError as error:
                 raise ConfigError(f"vLLM refuses these settings: {' '.join(str(error).split())}") from error
             except AssertionError as error:
@@ -162,6 +175,10 @@ class VLLMEngine(RolloutEngine):
                 raise ConfigError(
                     "vLLM: the weights of an engine that this process had before are still in the GPU's memory; give "
                     "each run a process of its own: in place of one sweep (-m), one command a run"
+                ) from error
+            except (AttributeError, NotImplementedError) as error:  # of a config field that vLLM alone reads
+                raise ConfigError(
+                    f"vLLM cannot build this {config.model_type} model ({in_brief(error)}): choose engine=transformers"
                 ) from error
         _open.add(self._llm)
         # Starts with different keys compile twice and leave two entries in the cache.
@@ -205,7 +222,10 @@ class VLLMEngine(RolloutEngine):
 
     def _load(self, named_weights: Iterator[tuple[str, Tensor]]) -> Sequence[str]:
         with process_unchanged(), torch.no_grad(), layers_left_out() as left_out:
-            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named_weights})
+            if self.context.device.type == "cpu":
+                self._llm.collective_rpc(pack_experts_again)
+            weights = as_in_checkpoint(named_weights, self._skeleton)
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
             if self._is_kv_cache_asleep:  # allocated last: gathering the weights needed the memory
                 self._llm.wake_up(tags=["kv_cache"])
                 self._is_kv_cache_asleep = False

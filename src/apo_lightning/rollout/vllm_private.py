@@ -16,6 +16,17 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import Tensor
+from transformers import MODEL_MAPPING, AutoModel, PretrainedConfig
+
+_OTHERS = "its log-probs are others"
+NOT_IN_VLLM = {
+    **dict.fromkeys(("apertus", "ernie4_5_moe", "gpt_neox", "jetmoe", "lfm2", "persimmon", "solar_open"), _OTHERS),
+    "aria_text": "it does not find the experts",
+    "minimax_m2": "it cannot load weights twice",
+}
+"""Architectures that transformers runs and vLLM 0.32 does not, and what happens there (`docs/models.md`)."""
+NOT_ON_CPU = dict.fromkeys(("laguna", "minimax_m3_vl_text"), "its router is for GPUs")
+"""Those that vLLM's CPU build does not run."""
 
 from apo_lightning.common.random_states import random_states, restore_random_states
 
@@ -54,6 +65,30 @@ def layers_with_parameters(worker: Any) -> set[str]:
     return {
         type(layer).__name__ for layer in worker.get_model().modules() if any(True for _ in layer.parameters(False))
     }
+
+
+def pack_experts_again(worker: Any) -> None:
+    """Make the next sync pack experts for the CPU's kernels; vLLM packs those of the first load alone."""
+    for layer in worker.get_model().modules():
+        method: Any = getattr(layer, "quant_method", None)
+        if hasattr(method, "moe_kernel"):
+            method.moe_kernel = None
+
+
+@contextmanager
+def own_model_class(config: PretrainedConfig) -> Iterator[None]:
+    """Make `AutoModel` build a subclass, for vLLM to change, of the class that the trainer's own model has.
+
+    Where vLLM has no model of its own it runs that of transformers, whose class it gives another `__init__`, `__call__`
+    and base for torch.compile: the trainer's forward would fail for a missing `do_not_compile`.
+    """
+    trainers: Any = MODEL_MAPPING[type(config)]
+    own = type(trainers.__name__, (trainers,), {"__module__": trainers.__module__})
+    AutoModel.register(type(config), own, exist_ok=True)
+    try:
+        yield
+    finally:
+        MODEL_MAPPING._extra_content.pop(type(config))
 
 
 @contextmanager

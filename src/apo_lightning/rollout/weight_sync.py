@@ -1,17 +1,22 @@
 """Starting an engine for a policy, copying the policy's weights to it, and checking that it samples from them."""
 
 import math
+import re
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import lightning.pytorch as pl
 import torch
 from jaxtyping import Float
 from lightning.fabric import Fabric
 from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import PrefixChange, revert_weight_conversion
 
 from apo_lightning.common.console import say
 from apo_lightning.errors import StaleWeightsError
-from apo_lightning.model.lora import merged_parameters, whole
+from apo_lightning.model.lora import merged_parameters, persistent_buffers, whole
 from apo_lightning.model.policy import Policy
 from apo_lightning.rollout.engine import EngineContext, RolloutEngine
 from apo_lightning.types import Completion
@@ -52,7 +57,7 @@ NOISE_MULTIPLE = 3
 
 
 def named_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Yield every parameter of the policy, unsharded, by Hugging Face name; adapters are merged.
+    """Yield every parameter and persistent buffer of the policy, unsharded, by Hugging Face name; adapters are merged.
 
     Shards are cast before they are gathered, which halves the traffic from a float32 policy to a bfloat16 engine.
     Gathering is collective: with a sharded policy all ranks must read to the end, at the same time.
@@ -66,6 +71,30 @@ def named_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, T
     """
     for name, weight in merged_parameters(model, remove_duplicate=False):
         yield name, whole(weight.to(dtype))
+    yield from persistent_buffers(model).items()  # unrounded: engines choose experts in float32
+
+
+def as_in_checkpoint(
+    named_weights: Iterator[tuple[str, Tensor]], skeleton: PreTrainedModel
+) -> Iterator[tuple[str, Tensor]]:
+    """Rename and split `named_weights` into what `save_pretrained` writes, which other libraries read.
+
+    transformers keeps the experts of a layer in one parameter; in a checkpoint each has matrices of its own. Weights
+    are converted layer by layer, so that no more than one layer is held at a time.
+
+    Args:
+        named_weights: in the order of the model's parameters.
+        skeleton: the same architecture, on the meta device.
+    """
+    conversions = get_model_conversion_mapping(skeleton, add_legacy=False)
+    if all(isinstance(conversion, PrefixChange) for conversion in conversions):
+        yield from named_weights
+        return
+    for _, layer in groupby(named_weights, key=lambda named: _LAYER.findall(named[0]) or named[0]):
+        yield from revert_weight_conversion(skeleton, dict(layer)).items()
+
+
+_LAYER = re.compile(r".*?\.\d+\.")
 
 
 def publish(model: nn.Module, engine: RolloutEngine, version: int) -> None:

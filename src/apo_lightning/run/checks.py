@@ -8,6 +8,7 @@ from transformers import PretrainedConfig
 
 from apo_lightning.common.launch import check_launch
 from apo_lightning.errors import ConfigError
+from apo_lightning.model.architecture import check_length
 from apo_lightning.step.settings import StepSettings
 from apo_lightning.types import Needs
 
@@ -48,7 +49,7 @@ def check_devices(accelerator: str, devices: int | str, num_nodes: int) -> tuple
     return device, wanted * num_nodes
 
 
-def check_length(max_steps: int, val_check_interval: Any, settings: StepSettings) -> int:
+def check_steps(max_steps: int, val_check_interval: Any, settings: StepSettings) -> int:
     """The rollouts that the schedule is made for; raises `ConfigError` for a run of no step, or a part of one."""
     if max_steps < 1:
         raise ConfigError(f"trainer.max_steps is {max_steps}: give the rollouts to train, 1 or more")
@@ -94,6 +95,7 @@ def check_model(name: str, config: PretrainedConfig, needs: Needs, settings: Ste
             f"{settings.max_completion_tokens} = {settings.max_model_len} does not fit {name}, which reads {longest} "
             f"tokens: lower data.max_completion_tokens or data.max_prompt_tokens"
         )
+    check_length(config, settings.max_model_len, "lower data.max_completion_tokens or data.max_prompt_tokens")
     if needs.anchor_size >= config.vocab_size:
         raise ConfigError(
             f"anchor_size is {needs.anchor_size} and the vocabulary of {name} has {config.vocab_size} tokens: give an "

@@ -29,6 +29,7 @@ from apo_lightning.evaluation.sampler import Sampler, plan_samples
 from apo_lightning.evaluation.samples_file import SamplesFile, read_samples, require_same_identity
 from apo_lightning.evaluation.scoring import check_engine
 from apo_lightning.metrics.diversity import Encoder
+from apo_lightning.model.architecture import check_length
 from apo_lightning.model.fingerprint import versions, weights_sha256
 from apo_lightning.rewards.reward import check_prompts
 from apo_lightning.rollout.engine import RolloutEngine, check_distribution
@@ -174,7 +175,9 @@ def _benchmark(cfg: DictConfig, node: DictConfig) -> Benchmark:
 
 
 def _check_length(benchmark: Benchmark, evaluated: EvaluatedPolicy) -> None:
-    longest = getattr(evaluated.spec.load_config(), "max_position_embeddings", None)
+    config = evaluated.spec.load_config()
+    check_length(config, benchmark.max_model_len, "lower max_completion_tokens")
+    longest = getattr(config, "max_position_embeddings", None)
     if longest is not None and benchmark.max_model_len > longest:
         left = longest - benchmark.max_prompt_tokens
         others = ", ".join(name for name in options_of("benchmark") if name != benchmark.name)

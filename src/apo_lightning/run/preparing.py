@@ -37,9 +37,9 @@ from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.run.checks import (
     check_devices,
     check_dtype,
-    check_length,
     check_model,
     check_share,
+    check_steps,
     check_strategy,
 )
 from apo_lightning.run.settings import all_needs, callbacks_for, step_settings
@@ -129,7 +129,7 @@ def prepare(cfg: DictConfig) -> Prepared:
         aggregation=settings.aggregation, minibatches_per_step=settings.minibatches_per_step, advantage=advantage
     )
     try_loss(loss)
-    horizon = check_length(cfg.trainer.max_steps, cfg.trainer.get("val_check_interval"), settings)
+    horizon = check_steps(cfg.trainer.max_steps, cfg.trainer.get("val_check_interval"), settings)
     try_schedule(optimizer, scheduler, horizon * settings.minibatches_per_step)
     callbacks = callbacks_for(cfg, loss)
     needs = all_needs(loss, callbacks)

@@ -13,14 +13,12 @@ from torch.nn.attention.flex_attention import flex_attention
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from apo_lightning.common import compiling
-from apo_lightning.errors import ConfigError
 from apo_lightning.model import attention
 from apo_lightning.model.attention import (
     SHARED_PROMPTS,
     AttentionLayout,
     attend,
     block_mask,
-    refuse_unsupported_attention,
     use_shared_prompts,
 )
 from apo_lightning.model.packing import Group
@@ -199,37 +197,3 @@ def test_the_model_called_as_any_other_still_heeds_padding():
     assert model.config._attn_implementation == SHARED_PROMPTS
     after = model(ids, attention_mask=padding, position_ids=positions).logits
     torch.testing.assert_close(after[0, 2:], before[0, 2:])
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral"])
-def test_plain_decoders_with_rotary_positions_are_accepted(name):
-    fields = {"sliding_window": None} if name == "mistral" else {}
-    refuse_unsupported_attention(AutoConfig.for_model(name, **fields))
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (AutoConfig.for_model("mistral", sliding_window=512, max_position_embeddings=1024), "last 512 of 1024 tokens"),
-        (
-            AutoConfig.for_model(
-                "qwen2", use_sliding_window=True, sliding_window=64, max_window_layers=2, num_hidden_layers=4
-            ),
-            "last 64 of",
-        ),
-        (AutoConfig.for_model("gemma2", sliding_window=10**6), "attn_logit_softcapping=50"),
-        (AutoConfig.for_model("gpt_oss", sliding_window=10**6), "attention sinks"),
-        (AutoConfig.for_model("gpt2"), "no rotary positions"),
-        (AutoConfig.for_model("t5"), "an encoder"),
-        (AutoConfig.for_model("qwen3_next"), "layers of linear_attention"),
-        (AutoConfig.for_model("deepseek_v3"), "kv_lora_rank=512"),
-        (AutoConfig.for_model("llama", attention_dropout=0.1), r"attention_dropout=0\.1"),
-    ],
-)
-def test_a_model_that_attends_otherwise_is_refused_by_name(config, message):
-    with pytest.raises(ConfigError, match=f"a {config.model_type} model .*{message}"):
-        refuse_unsupported_attention(config)
-
-
-def test_a_window_as_long_as_the_context_never_acts():
-    refuse_unsupported_attention(AutoConfig.for_model("mistral", sliding_window=1024, max_position_embeddings=1024))

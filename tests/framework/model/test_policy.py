@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from apo_lightning.errors import ConfigError
+from apo_lightning.model.architecture import refuse_unsupported_head
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
-from apo_lightning.model.spec import PolicySpec, cpu_multiplies_bfloat16, refuse_unsupported_head
+from apo_lightning.model.spec import PolicySpec, cpu_multiplies_bfloat16
 from apo_lightning.model.tokenizer import character_tokenizer
 from composing import composed
 
