@@ -19,6 +19,9 @@ from torch import Tensor
 from transformers import MODEL_MAPPING, AutoModel, PretrainedConfig
 
 _OTHERS = "its log-probs are others"
+
+from apo_lightning.common.random_states import random_states, restore_random_states
+
 NOT_IN_VLLM = {
     **dict.fromkeys(("apertus", "ernie4_5_moe", "gpt_neox", "jetmoe", "lfm2", "persimmon", "solar_open"), _OTHERS),
     "aria_text": "it does not find the experts",
@@ -27,8 +30,6 @@ NOT_IN_VLLM = {
 """Architectures that transformers runs and vLLM 0.32 does not, and what happens there (`docs/models.md`)."""
 NOT_ON_CPU = dict.fromkeys(("laguna", "minimax_m3_vl_text"), "its router is for GPUs")
 """Those that vLLM's CPU build does not run."""
-
-from apo_lightning.common.random_states import random_states, restore_random_states
 
 
 @contextmanager
