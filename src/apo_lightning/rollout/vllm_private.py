@@ -18,12 +18,11 @@ import torch.distributed
 from torch import Tensor
 from transformers import MODEL_MAPPING, AutoModel, PretrainedConfig
 
-_OTHERS = "its log-probs are others"
-
 from apo_lightning.common.random_states import random_states, restore_random_states
 
+_DIFFER = "its log-probs there differ from those of transformers"
 NOT_IN_VLLM = {
-    **dict.fromkeys(("apertus", "ernie4_5_moe", "gpt_neox", "jetmoe", "lfm2", "persimmon", "solar_open"), _OTHERS),
+    **dict.fromkeys(("apertus", "ernie4_5_moe", "gpt_neox", "jetmoe", "lfm2", "persimmon", "solar_open"), _DIFFER),
     "aria_text": "it does not find the experts",
     "minimax_m2": "it cannot load weights twice",
 }
