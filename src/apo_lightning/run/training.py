@@ -46,22 +46,27 @@ from apo_lightning.step.part import Part
 
 def main(cfg: DictConfig) -> None:
     """The command: train in the folder that Hydra has made for the job."""
-    hydra_cfg = HydraConfig.get()
-    if hydra_cfg.mode is RunMode.MULTIRUN and cfg.trainer.devices not in (1, "auto") and launch().size == 1:
-        raise ConfigError(
-            f"trainer.devices is {cfg.trainer.devices} in a sweep, whose jobs share this process: start one run after "
-            "the other, or each as a SLURM job with hydra/launcher=submitit_slurm"
-        )
-    train(cfg, Path(hydra_cfg.runtime.output_dir), record=partial(record_settings, cfg))
+    _check_sweep(cfg)
+    train(cfg, Path(HydraConfig.get().runtime.output_dir), record=partial(record_settings, cfg))
 
 
 def check(cfg: DictConfig) -> None:
     """Raise `ConfigError` for a job of a sweep that cannot work; nothing is loaded and nothing written."""
+    _check_sweep(cfg)
     check_values(cfg, ANNOTATIONS)
     prepared = prepare(cfg)
     prepared.reward.close()
     folder = Path(HydraConfig.get().runtime.output_dir)
     find_checkpoint(cfg.resume, folder, prepared.config, prepared.world_size, prepared.sources)
+
+
+def _check_sweep(cfg: DictConfig) -> None:
+    is_sweep = HydraConfig.get().mode is RunMode.MULTIRUN
+    if is_sweep and cfg.trainer.devices not in (1, "auto") and launch().size == 1:
+        raise ConfigError(
+            f"trainer.devices is {cfg.trainer.devices} in a sweep, whose jobs share this process: start one run after "
+            "the other, or each as a SLURM job with hydra/launcher=submitit_slurm"
+        )
 
 
 def train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | None = None) -> RLVRModule:
@@ -120,7 +125,7 @@ def _train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | N
             trainer.validate(module, datamodule=prepared.data, verbose=False)
         if steps_done < trainer.max_steps or owes_export(trainer):
             trainer.fit(module, datamodule=prepared.data)
-            if trainer.global_step == steps_done:
+            if trainer.global_step == steps_done < trainer.max_steps:
                 raise ConfigError(
                     f"the trainer has ended at step {steps_done} of {trainer.max_steps} without training: leave out of "
                     "trainer= what ends it before, such as limit_train_batches"

@@ -84,7 +84,7 @@ def test_what_is_seen_when_a_command_begins_is_one_line(words, refusal, tmp_path
     script = start_script(*words, cwd=tmp_path)
     assert script.wait() == [1]
     (line,) = [line for line in script.said.splitlines() if line.startswith("error: ")]
-    assert line.startswith(f"error: {refusal}")
+    assert refusal in line
     assert "Traceback" not in script.said
 
 
