@@ -89,6 +89,7 @@ class PolicySpec:
         """Read and checked once: for its header alone, a GGUF file of 135M parameters takes three seconds."""
         if self.config is None:
             config = self._from_pretrained(AutoConfig)
+            config._attn_implementation = None  # a policy and an engine choose their own
         else:
             fields = {key: value for key, value in self.config.items() if key != "model_type"}
             config = AutoConfig.for_model(self.config["model_type"], vocab_size=len(character_tokenizer()), **fields)
