@@ -114,8 +114,8 @@ def account(skeleton: PreTrainedModel, tensors: Mapping[str, Tensor], where: str
     if coded and _missing(skeleton, info):
         kinds = ", ".join(sorted({str(tensors[name].dtype).removeprefix("torch.") for name in coded}))
         raise ConfigError(
-            f"{where}: {_listed(coded)} {'is' if len(coded) == 1 else 'are'} stored as {kinds}, and quantised weights "
-            "cannot be trained: give the folder in bfloat16 or float32"
+            f"{where}: stored as {kinds}: {_listed(coded)}; quantised weights cannot be trained: give the folder in "
+            "bfloat16 or float32"
         )
     if coded:
         info = _load_names(skeleton, tensors.keys(), tensors, where)
@@ -178,10 +178,10 @@ def _refuse_incomplete(model: PreTrainedModel, info: Mapping[str, Collection[Any
     """Raise `ConfigError` if loading left out a weight of the model, or a tensor of the folder."""
     missing, left_over, kind = _missing(model, info), sorted(info["unexpected_keys"]), type(model).__name__
     if reshaped := sorted(info["mismatched_keys"]):
-        name, found, expected = reshaped[0]
+        _, found, expected = reshaped[0]
         raise ConfigError(
-            f"{where}: {_listed([name for name, *_ in reshaped])} {'has' if len(reshaped) == 1 else 'have'} another "
-            f"shape than config.json says ({[*found]}, not {[*expected]}): give the config that belongs to the weights"
+            f"{where}: another shape than config.json says: {_listed([name for name, *_ in reshaped])} ({[*found]}, "
+            f"not {[*expected]}): give the config that belongs to the weights"
         )
     for name in missing[:1]:
         if wrapped := next((key for key in left_over if key.endswith(f".{name}")), None):
@@ -197,9 +197,8 @@ def _refuse_incomplete(model: PreTrainedModel, info: Mapping[str, Collection[Any
         )
     if left_over:
         raise ConfigError(
-            f"{where}: {kind} has no weight for {_listed(left_over)} in the folder, and would leave "
-            f"{'it' if len(left_over) == 1 else 'them'} out: give the config that belongs to the weights, or remove "
-            "what is no part of the model"
+            f"{where}: {kind} has no weight for {_listed(left_over)} in the folder, which would be left out: give the "
+            "config that belongs to the weights, or remove what is no part of the model"
         )
 
 
