@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import Any, Self
 
 from transformers import PreTrainedTokenizerBase
 
 from apo_lightning.errors import ConfigError, in_brief
 
-TEMPLATE_DATE = "26 Jul 2024"
-"""Llama-3.2's chat template writes today's date by default: the same run would differ from day to day."""
+TODAY = date(2024, 7, 26)
+"""For templates that write today's date (Llama 3.2, SmolLM3, Granite): a run would differ from day to day."""
 QUESTION, ANSWER, FOLLOW_UP = "What is Ten plus 3?", "It is Thirteen.", "And minus 3?"
 REMEDY = "give the model a prompt_template with {problem} in it, which takes its place"
 
@@ -47,7 +48,10 @@ class ChatFormat:
                 )
             found, opened = parts, text_of_parts.rpartition(QUESTION)[2].strip()
         unopened, _ = found.attempt(QUESTION, opens=False)
-        if unopened.rpartition(QUESTION)[2].strip() == opened != found.around_answer()[0].strip():
+        before, last, between = found.around_answer()
+        # Behind a last answer too stands what a template writes without being asked.
+        is_open = opened == before.strip() or not between.startswith(last.strip())
+        if unopened.rpartition(QUESTION)[2].strip() == opened and not is_open:
             raise ConfigError(
                 f"{plain.name} does not open the assistant's turn (add_generation_prompt changes nothing), so that "
                 f"completions would go on with the user's message: {REMEDY}"
@@ -64,9 +68,9 @@ class ChatFormat:
         given: list[Any] = [dict(message) for message in messages]
         if self.reads_parts:
             given = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in given]
-        how = {"tokenize": False, "add_generation_prompt": opens, "date_string": TEMPLATE_DATE}
+        clock = {"date_string": TODAY.strftime("%d %b %Y"), "strftime_now": TODAY.strftime}
         try:
-            return str(self.tokenizer.apply_chat_template(given, **how))
+            return str(self.tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=opens, **clock))
         except Exception as error:  # a template is a program of the model's author
             of_system = "set data.system=null, or " if messages[0]["role"] == "system" else ""
             raise ConfigError(

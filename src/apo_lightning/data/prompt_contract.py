@@ -51,7 +51,7 @@ def check_prompts_of_model(
     for row, lost in [*losses.items()][:1]:
         lines.append(
             f"{len(losses)} of {len(prompts)} prompts have characters that the tokenizer loses, first {lost!r} in "
-            f"problem '{row}': choose another model, or leave such problems out"
+            f"problem '{row}': correct its tokenizer_class, choose another model, or leave such problems out"
         )
         if spec.path is not None and len(losses) > MOST_LOST * len(prompts):
             raise ConfigError(lines[-1])
@@ -149,10 +149,14 @@ class _Reader:
         ]
 
     def lost(self, prompt: Prompt) -> str:
-        """The first characters that the tokens do not give back; blanks and Unicode's equivalents may change."""
+        """The first characters that the tokens do not give back; Unicode's equivalents may, and blanks at marks."""
         back = str(self.tokenizer.decode(list(prompt.token_ids), clean_up_tokenization_spaces=False))
         # Before the text stands what the tokenizer puts before any text.
-        if back.endswith(prompt.text) or (back := _comparable(back)).endswith(text := _comparable(prompt.text)):
+        if back.endswith(prompt.text):
+            return ""
+        if len(back.split()) < len(prompt.problem.split()):
+            return " "
+        if (back := _comparable(back)).endswith(text := _comparable(prompt.text)):
             return ""
         lost = [character for character in dict.fromkeys(text) if text.count(character) > back.count(character)]
         return "".join(lost[:5]) or text[:20]

@@ -47,12 +47,8 @@ class PromptTemplate:
                     f"{name} {text!r} has {typed[0]} as two characters, a backslash and a letter: for a line break "
                     f"write $'…{name}=\"…\\n…\"' on the command line, or double quotes in a YAML file"
                 )
-        if PLACEHOLDER not in self.instruction:
-            raise ConfigError(f"instruction {self.instruction!r} has no {PLACEHOLDER}: say where the problem goes")
-        if self.base_template is not None and PLACEHOLDER not in self.base_template:
-            raise ConfigError(
-                f"prompt_template {self.base_template!r} has no {PLACEHOLDER}: say where the problem goes"
-            )
+            if name != "system" and text is not None and PLACEHOLDER not in text:
+                raise ConfigError(f"{name} {text!r} has no {PLACEHOLDER}: say where the problem goes")
         if self.base_template is not None and self.system is not None:
             raise ConfigError(
                 f"system is {self.system!r}, but the model's prompt_template has no place for it: "

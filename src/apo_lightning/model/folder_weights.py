@@ -6,6 +6,7 @@ Files are mapped into memory, so a tensor's name, shape and dtype cost its heade
 import hashlib
 import json
 import pickle
+import zipfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -37,8 +38,17 @@ def read_folder(folder: Path, where: str) -> dict[str, Tensor]:
     Raises:
         ConfigError: a file is missing or damaged.
     """
-    files = _weight_files(folder, where)
-    return {name: tensor for path in files for name, tensor in _mapped(path, where).items()}
+    found: dict[str, Tensor] = {}
+    for path in _weight_files(folder, where):
+        tensors = _mapped(path, where)
+        for name in tensors.keys() & found.keys():
+            if not _are_equal(tensors[name], found[name]):
+                raise ConfigError(
+                    f"{where}: {name} is in {path.name} and, with other values, in another file of the "
+                    f"index: copy all files of the model again"
+                )
+        found |= tensors
+    return found
 
 
 def _weight_files(folder: Path, where: str) -> list[Path]:
@@ -48,7 +58,9 @@ def _weight_files(folder: Path, where: str) -> list[Path]:
         if not (index := folder / f"{single}.index.json").is_file():
             continue
         try:
-            names = sorted({str(name) for name in json.loads(index.read_bytes())["weight_map"].values()})
+            fields = json.loads(index.read_bytes())
+            weight_map, _ = fields["weight_map"], fields["metadata"]  # transformers reads both
+            names = sorted({str(name) for name in weight_map.values()})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{where}: {index.name} is damaged ({in_brief(error)}): copy it again") from error
         if lacking := [name for name in names if not (folder / name).is_file()]:
@@ -66,9 +78,11 @@ def _mapped(path: Path, where: str) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:  # pyright: ignore[reportUnknownVariableType]
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, AttributeError) as error:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        if others := [name for name, value in found.items() if not isinstance(value, Tensor)]:
+            raise TypeError(f"{others[0]} is no tensor")
+        return found
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, AttributeError, TypeError) as error:
         with path.open("rb") as file:
             is_pointer = file.read(7) == b"version"
         remedy = "fetch it with git lfs pull" if is_pointer else "give a folder with intact .safetensors files"
@@ -76,6 +90,8 @@ def _mapped(path: Path, where: str) -> dict[str, Tensor]:
             f"{where}: {path.name}: its weights are damaged, or hold more than tensors "
             f"({in_brief(error).partition('. ')[0]}): {remedy}"
         ) from error
+    except OSError as error:
+        raise ConfigError(f"{where}: {path.name} cannot be read ({in_brief(error)})") from error
 
 
 def account(skeleton: PreTrainedModel, tensors: Mapping[str, Tensor], where: str) -> None:
@@ -92,11 +108,31 @@ def account(skeleton: PreTrainedModel, tensors: Mapping[str, Tensor], where: str
         ConfigError: a weight is missing, left over, of another shape, no floating-point number, or has NaN or inf; or
             the config ties it to another that has other values in the folder.
     """
+    coded = sorted(n for n, t in tensors.items() if not t.dtype.is_floating_point or t.dtype.itemsize == 1)
     # Integers are buffers, or quantised weights: without them, those are missing.
-    floating = {name: tensor for name, tensor in tensors.items() if tensor.dtype.is_floating_point}
-    eighths = {name for name, tensor in floating.items() if tensor.dtype.itemsize == 1}
-    coded = sorted(eighths | (tensors.keys() - floating.keys()))
-    shapes = {name: torch.empty_like(t, device="meta") for name, t in floating.items() if name not in eighths}
+    info = _load_names(skeleton, tensors.keys() - coded, tensors, where)
+    if coded and _missing(skeleton, info):
+        kinds = ", ".join(sorted({str(tensors[name].dtype).removeprefix("torch.") for name in coded}))
+        raise ConfigError(
+            f"{where}: stored as {kinds}: {_listed(coded)}; quantised weights cannot be trained: give the folder in "
+            "bfloat16 or float32"
+        )
+    if coded:
+        info = _load_names(skeleton, tensors.keys(), tensors, where)
+    _refuse_incomplete(skeleton, info, where)
+    for target, source in skeleton.get_expanded_tied_weights_keys(all_submodels=True).items():
+        if target in tensors and source in tensors and not _are_equal(tensors[target], tensors[source]):
+            raise _not_tied(target, source, where)
+    samples = _samples(tensors)
+    if damaged := [name for name in tensors if name not in coded and not samples[name].isfinite().all()]:
+        raise _not_finite(damaged, where)
+
+
+def _load_names(
+    skeleton: PreTrainedModel, names: Collection[str], tensors: Mapping[str, Tensor], where: str
+) -> Mapping[str, Collection[Any]]:
+    """What `transformers` says of loading tensors of these names and shapes, without values."""
+    shapes = {name: torch.empty_like(tensors[name], device="meta", dtype=torch.float32) for name in sorted(names)}
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # it would print a table of its own
     try:
@@ -110,23 +146,11 @@ def account(skeleton: PreTrainedModel, tensors: Mapping[str, Tensor], where: str
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
+        return info
     except RuntimeError as error:
         raise ConfigError(f"{where}: its weights do not fit {type(skeleton).__name__} ({in_brief(error)})") from error
     finally:
         transformers_logging.set_verbosity(verbosity)
-    if coded and _missing(skeleton, info):
-        kinds = ", ".join(sorted({str(tensors[name].dtype).removeprefix("torch.") for name in coded}))
-        raise ConfigError(
-            f"{where}: {_listed(coded)} {'is' if len(coded) == 1 else 'are'} stored as {kinds}, and quantised weights "
-            "cannot be trained: give the folder in bfloat16 or float32"
-        )
-    _refuse_incomplete(skeleton, info, where)
-    for target, source in skeleton.get_expanded_tied_weights_keys(all_submodels=True).items():
-        if target in tensors and source in tensors and not _are_equal(tensors[target], tensors[source]):
-            raise _not_tied(target, source, where)
-    samples = _samples(tensors)
-    if damaged := [name for name in shapes if not samples[name].isfinite().all()]:
-        raise _not_finite(damaged, where)
 
 
 def check_loaded(model: PreTrainedModel, info: Mapping[str, Collection[Any]], where: str) -> None:
@@ -154,10 +178,10 @@ def _refuse_incomplete(model: PreTrainedModel, info: Mapping[str, Collection[Any
     """Raise `ConfigError` if loading left out a weight of the model, or a tensor of the folder."""
     missing, left_over, kind = _missing(model, info), sorted(info["unexpected_keys"]), type(model).__name__
     if reshaped := sorted(info["mismatched_keys"]):
-        name, found, expected = reshaped[0]
+        _, found, expected = reshaped[0]
         raise ConfigError(
-            f"{where}: {_listed([name for name, *_ in reshaped])} {'has' if len(reshaped) == 1 else 'have'} another "
-            f"shape than config.json says ({[*found]}, not {[*expected]}): give the config that belongs to the weights"
+            f"{where}: another shape than config.json says: {_listed([name for name, *_ in reshaped])} ({[*found]}, "
+            f"not {[*expected]}): give the config that belongs to the weights"
         )
     for name in missing[:1]:
         if wrapped := next((key for key in left_over if key.endswith(f".{name}")), None):
@@ -173,9 +197,8 @@ def _refuse_incomplete(model: PreTrainedModel, info: Mapping[str, Collection[Any
         )
     if left_over:
         raise ConfigError(
-            f"{where}: {kind} has no weight for {_listed(left_over)} in the folder, and would leave "
-            f"{'it' if len(left_over) == 1 else 'them'} out: give the config that belongs to the weights, or remove "
-            "what is no part of the model"
+            f"{where}: {kind} has no weight for {_listed(left_over)} in the folder, which would be left out: give the "
+            "config that belongs to the weights, or remove what is no part of the model"
         )
 
 
@@ -219,7 +242,8 @@ def _samples(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _are_equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one.to(other.dtype), other)
+    dtype = torch.promote_types(one.dtype, other.dtype)
+    return one.shape == other.shape and torch.equal(one.to(dtype), other.to(dtype))
 
 
 def _not_tied(target: str, source: str, where: str) -> ConfigError:

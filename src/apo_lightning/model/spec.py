@@ -4,14 +4,12 @@ import copy
 import functools
 import importlib.util
 import os
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -25,7 +23,7 @@ from transformers import (
 from transformers.utils import cached_file
 
 from apo_lightning.errors import ConfigError, in_brief
-from apo_lightning.model.architecture import check_architecture, refuse_unsupported_head
+from apo_lightning.model.architecture import check_architecture
 from apo_lightning.model.folder_weights import account, check_loaded, file_fingerprint, fingerprint, read_folder
 from apo_lightning.model.lora import ADAPTER, has_adapters
 from apo_lightning.model.saving import forget_quantization, mend_generation, try_saving
@@ -89,6 +87,7 @@ class PolicySpec:
         """Read and checked once: for its header alone, a GGUF file of 135M parameters takes three seconds."""
         if self.config is None:
             config = self._from_pretrained(AutoConfig)
+            config._attn_implementation = None  # a policy and an engine choose their own
         else:
             fields = {key: value for key, value in self.config.items() if key != "model_type"}
             config = AutoConfig.for_model(self.config["model_type"], vocab_size=len(character_tokenizer()), **fields)
@@ -196,7 +195,6 @@ class PolicySpec:
         try_saving(self.load_skeleton(), tokenizer, f"model.path={self.path}")
 
     def _checked(self, model: PreTrainedModel) -> PreTrainedModel:
-        refuse_unsupported_head(model)
         mend_generation(model)
         # A pretrained model comes in evaluation mode, where transformers recomputes no activations.
         model.train()
@@ -214,11 +212,6 @@ class PolicySpec:
         try:
             # Without the argument, transformers asks on a terminal whether to run the folder's code.
             return loader.from_pretrained(folder, trust_remote_code=False, **kwargs)
-        except (pickle.UnpicklingError, SafetensorError) as error:
-            raise ConfigError(
-                f"model.path={self.path}: its weights are damaged, or hold more than tensors "
-                f"({in_brief(error).partition('. ')[0]}): give a folder with intact .safetensors files"
-            ) from error
         except Exception as error:
             # A broken config or tokenizer raises a dozen types in these libraries, plain `Exception` among them.
             is_local = Path(folder).is_dir()

@@ -135,6 +135,10 @@ BEGUN, BEGUN_AND_ENDED, TURN = (
         ({"problem": "What is 1 × 1?"}, "1 of 6 prompts have characters … loses, first '×' in problem 'p0'"),
         ({"edit": normalising(normalizers.Lowercase())}, "6 of 6 prompts have characters … first 'W'"),
         ({"edit": normalising(normalizers.Replace("1", ""))}, "6 of 6 prompts have characters … first '1'"),
+        (
+            {"edit": normalising(normalizers.Replace(" ", ""))},
+            "6 of 6 prompts have characters … first ' ' … tokenizer_class",
+        ),
         ({"problem": "What is \ud800?"}, r"problem 'p0' has '\ud800', half of a character"),
     ],
 )
@@ -155,6 +159,9 @@ MISTRAL = (
 GLM = chat(loop=LOOP.replace("<|end|>", ""))
 """No end of an answer but the next turn."""
 R1 = "<|turn|>{problem}<|turn|><think>\n"
+ALWAYS = chat("{{ '<think>' * (message['role'] == 'assistant') }}" + CONTENT, opening="<|turn|>assistant")
+"""Opened without being asked, and more marks before an answer."""
+DATED = "{{ strftime_now('%d %B %Y') }}" + CHAT_TEMPLATE
 
 
 @pytest.mark.parametrize(
@@ -164,6 +171,9 @@ R1 = "<|turn|>{problem}<|turn|><think>\n"
         ({"system": "S"}, f"<|turn|>system\nS<|end|>{TURN}"),
         ({"chat_template": PARTS.replace("KIND", "text")}, TURN),
         ({"chat_template": chat(opening=OPENING.replace("\n", "\n<think>\n"))}, f"{TURN}<think>\n"),
+        ({"chat_template": ALWAYS}, TURN.rstrip()),
+        ({"chat_template": "<|turn|>user\n{{ messages[-1]['content'] }}<|end|><|turn|>assistant"}, TURN.rstrip()),
+        ({"chat_template": DATED}, f"26 July 2024{TURN}"),
         ({"chat_template": MISTRAL}, "[INST] Q [/INST]"),
         ({"chat_template": GLM, "stop_tokens": ["<|turn|>"]}, TURN.replace("<|end|>", "")),
         ({"chat_template": "{{ messages[0]['content'] }}"}, "Q"),

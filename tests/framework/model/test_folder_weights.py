@@ -76,6 +76,24 @@ def stored_as(dtype: torch.dtype) -> Callable[[Tensors], Tensors]:
     return lambda tensors: {n: t.to(dtype) if t.dim() > 1 else t for n, t in tensors.items()}
 
 
+def old_format(folder: Path) -> None:
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+
+
+def index_without(key: str) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        fields = json.loads((folder / f"{WEIGHTS}.index.json").read_text())
+        write(folder / f"{WEIGHTS}.index.json", json.dumps({k: v for k, v in fields.items() if k != key}))
+
+    return edit
+
+
+def with_another_norm(folder: Path) -> None:
+    last = folder / "model-00007-of-00007.safetensors"
+    tensors = load_file(last)
+    save_file({**tensors, "model.layers.0.input_layernorm.weight": torch.zeros(32)}, last)
+
+
 def no_head(tensors: Tensors) -> Tensors:
     return {name: tensor for name, tensor in tensors.items() if name != HEAD}
 
@@ -96,12 +114,24 @@ BROKEN = {
     "a value head": (weights(lambda t: {**t, "v_head.weight": torch.ones(1)}), r"no weight for v_head\.weight"),
     "a layer too few": (settings(num_hidden_layers=3), r"lacks 9 tensors \(model\.layers\.2\."),
     "a layer too many": (settings(num_hidden_layers=1), r"no weight for 9 tensors \(model\.layers\.1\."),
-    "another width": (settings(intermediate_size=40), r"6 tensors .* another shape .* \(\[32, 48\], not \[32, 40\]\)"),
+    "another width": (settings(intermediate_size=40), r"another shape .* 6 tensors .* \(\[32, 48\], not \[32, 40\]\)"),
     "NaN": (weights(set_to(NORM, torch.nan)), f"NaN or inf in {NORM}"),
     "inf": (weights(set_to(EMBEDDING, torch.inf)), f"NaN or inf in {EMBEDDING}"),
-    "int8": (weights(stored_as(torch.int8)), "16 tensors .* stored as int8, and quantised"),
-    "float8": (weights(stored_as(torch.float8_e4m3fn)), "16 tensors .* stored as float8_e4m3fn"),
+    "int8": (weights(stored_as(torch.int8)), "stored as int8: 16 tensors .* quantised"),
+    "float8": (weights(stored_as(torch.float8_e4m3fn)), "stored as float8_e4m3fn: 16 tensors"),
     "a tied flag": (settings(tie_word_embeddings=True), f"has a {HEAD} that differs from {EMBEDDING}: set it to false"),
+    "a tied flag, in bfloat16": (
+        in_order(settings(tie_word_embeddings=True),
+                 weights(lambda t: {**t, HEAD: t[EMBEDDING], EMBEDDING: t[EMBEDDING].bfloat16()})),
+        f"has a {HEAD} that differs from {EMBEDDING}",
+    ),
+    "a number": (weights(lambda t: {**t, "step": torch.tensor(3)}), "no weight for step in the folder"),
+    "more than tensors": (
+        in_order(lambda f: torch.save({"state_dict": {}}, f / "pytorch_model.bin"), without(WEIGHTS)),
+        "state_dict is no tensor",
+    ),
+    "an index cut": (in_order(in_shards, index_without("metadata")), r"index.json is damaged \('metadata'\)"),
+    "two values": (in_order(in_shards, with_another_norm), "is in model-.* and, with other values, in another file"),
     "truncated": (lambda f: (f / WEIGHTS).write_bytes((f / WEIGHTS).read_bytes()[:5000]), "weights are damaged"),
     "a pointer": (lambda f: write(f / WEIGHTS, "version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"),
     "a shard missing": (in_order(in_shards, without("model-00002-of-00007.safetensors")), r"1 of 7 files\): copy all"),
@@ -147,6 +177,8 @@ SOUND = {
     "in shards": in_shards,
     "a .bin file": in_order(weights(dict, to="pytorch_model.bin"), without(WEIGHTS)),
     "a .bin file of the same": weights(dict, to="pytorch_model.bin"),
+    "a .bin file of old": in_order(old_format, without(WEIGHTS)),
+    "another attention": settings(_attn_implementation="flash_attention_2"),
     "other names beside": weights(renamed("original."), to="consolidated.safetensors"),
     "bfloat16": weights(lambda tensors: {name: tensor.bfloat16() for name, tensor in tensors.items()}),
     "a buffer of old": weights(lambda t: {**t, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}),
