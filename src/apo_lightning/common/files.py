@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from apo_lightning.common.console import say
 from apo_lightning.errors import ConfigError, in_brief
 
 
@@ -46,12 +47,14 @@ def publish_folder(partial: Path, final: Path) -> None:
 def take_lock(descriptor: int, refusal: str) -> None:
     """Lock an open file for this process until the file is closed, if only by the process's death.
 
-    Raises `ConfigError` with the text `refusal` if another process holds it.
+    Raises `ConfigError` with the text `refusal` if another process holds it. A file system without locks is said.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ConfigError(refusal) from None
+    except OSError as error:
+        say(f"no lock here ({error.strerror}): nothing but you keeps a second process from writing to this folder")
 
 
 LOCK = ".lock"
