@@ -65,7 +65,7 @@ OTHERS = tuple(
 )
 """These start the run at most: Lightning reads none of them."""
 NODES = ("NODE_RANK", "GROUP_RANK")
-"""Lightning reads these where neither torchrun nor srun has started the process, whose ranks are then of one machine."""
+"""Lightning reads these where neither torchrun nor srun has started the process; only rank 0 is the first machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,8 @@ def test_json_of_what_is_not_finite_and_of_a_lone_surrogate():
     assert json.loads(to_json("a\ud800b")) == "a\ud800b"
 
 
-def test_a_file_that_cannot_be_locked_is_said_and_used(tmp_path, capsys):
+def test_a_file_that_cannot_be_locked_is_said_and_used(tmp_path, caplog):
     unlockable = os.open(tmp_path, os.O_PATH)
     take_lock(unlockable, "taken")
     os.close(unlockable)
-    assert "no lock here" in capsys.readouterr().out
+    assert "no lock here" in caplog.text
