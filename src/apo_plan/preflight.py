@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 
 from apo_lightning.common.console import quiet_libraries, say, show
 from apo_lightning.errors import ConfigError
-from apo_lightning.run.checks import check_devices, check_share
+from apo_lightning.run.checks import check_devices, check_share, check_steps
 from apo_lightning.run.settings import ANNOTATIONS, step_settings
 from apo_lightning.run.training import prepare
 from apo_lightning.run.value_types import check_values
@@ -100,7 +100,10 @@ def _environment_findings(cfg: DictConfig, ranks: RankLayout) -> list[Finding]:
     with _errors_to(findings):
         check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
     with _errors_to(findings):
-        check_share(step_settings(cfg, instantiate(cfg.data)), ranks.world_size)
+        settings = step_settings(cfg, instantiate(cfg.data))
+        with _errors_to(findings):
+            check_share(settings, ranks.world_size)
+        check_steps(cfg.trainer.max_steps, cfg.trainer.get("val_check_interval"), settings)
     with _errors_to(findings):
         engine = instantiate(cfg.engine)
         engine.check(ranks.device)

@@ -72,9 +72,11 @@ def test_what_runs_on_eight_gpus_by_default_fits(sizes, overrides, tmp_path):
 
 def test_a_model_that_cannot_be_had_is_one_line_and_the_rest_is_still_checked(tmp_path, capsys):
     missing = ("model=tiny", "model.path=/no/such/model", "model.config=null", "engine=transformers")
-    assert preflight(composed(*missing, "trainer=fsdp_cpu2", "prompts_per_minibatch=1"), tmp_path) == 1
+    wrong = ("prompts_per_minibatch=1", "trainer.max_steps=0")
+    assert preflight(composed(*missing, "trainer=fsdp_cpu2", *wrong), tmp_path) == 1
     errors = [line for line in capsys.readouterr().out.splitlines() if line.startswith("error: ")]
-    assert all(words in error for words, error in zip(("model.path=/no/such", "minibatch is 1"), errors, strict=True))
+    expected = ("model.path=/no/such", "minibatch is 1", "max_steps is 0")
+    assert all(words in error for words, error in zip(expected, errors, strict=True))
 
 
 def test_snapshots_and_the_best_checkpoint_need_room_on_the_disk(tmp_path, monkeypatch):

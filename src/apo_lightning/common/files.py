@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import json
+import logging
 import math
 import os
 import shutil
@@ -13,6 +14,8 @@ from typing import Any
 import yaml
 
 from apo_lightning.errors import ConfigError, in_brief
+
+_logger = logging.getLogger(__name__)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -46,12 +49,14 @@ def publish_folder(partial: Path, final: Path) -> None:
 def take_lock(descriptor: int, refusal: str) -> None:
     """Lock an open file for this process until the file is closed, if only by the process's death.
 
-    Raises `ConfigError` with the text `refusal` if another process holds it.
+    Raises `ConfigError` with the text `refusal` if another process holds it. For a file system without locks it warns.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ConfigError(refusal) from None
+    except OSError as error:
+        _logger.warning("no lock here (%s): a second process that writes to this folder is not refused", error.strerror)
 
 
 LOCK = ".lock"

@@ -14,26 +14,19 @@ class Launcher:
     """A launcher, by the variables that it gives each rank."""
 
     name: str
-    marks: tuple[str, ...]
-    """It started this process if one of these is set."""
-    size: str
+    size: str = ""
     ranks: tuple[str, ...]
     """The first is the rank; those that are set must agree."""
-    nodes: tuple[str, ...] = ()
-    """0 if they are set, as its ranks are on one machine."""
     needs: tuple[str, ...] = ()
     """Without these, several ranks do not find each other."""
     per_node: str = ""
     """Ranks of a machine."""
-    again: str
-    """How to start as many ranks as the trainer asks for, to be filled with their number on a machine."""
-    starts_ranks: bool = True
-    """False: it may start one process, which is then the whole run, but no ranks."""
+    again: str = ""
+    """How to start as many ranks of a machine as the trainer asks for; "": it starts none, but perhaps the run."""
 
 
 TORCHRUN = Launcher(
     name="torchrun",
-    marks=("TORCHELASTIC_RUN_ID",),
     size="WORLD_SIZE",
     ranks=("RANK",),
     needs=("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
@@ -42,7 +35,6 @@ TORCHRUN = Launcher(
 )
 SRUN = Launcher(
     name="srun",
-    marks=("SLURM_NTASKS",),
     size="SLURM_NTASKS",
     ranks=("SLURM_PROCID",),
     needs=("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS_PER_NODE"),
@@ -51,26 +43,29 @@ SRUN = Launcher(
 )
 BY_HAND = Launcher(
     name="a launcher",
-    marks=("LOCAL_RANK", "RANK", "NODE_RANK", "GROUP_RANK"),
     size="WORLD_SIZE",
     ranks=("LOCAL_RANK", "RANK"),
-    nodes=("NODE_RANK", "GROUP_RANK"),
     needs=("LOCAL_RANK", "MASTER_PORT"),
     again="torchrun --nproc-per-node={}",
 )
 """Lightning's own launcher, which is the first rank, or the ranks' variables set by hand, on one machine."""
-OTHERS = (
-    Launcher(name="SLURM", marks=("SLURM_PROCID",), size="", ranks=("SLURM_PROCID",), again="", starts_ranks=False),
-    *(
-        Launcher(name=name, marks=(size, rank), size=size, ranks=(rank,), again="", starts_ranks=False)
-        for name, size, rank in (
-            ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-            ("mpiexec", "PMI_SIZE", "PMI_RANK"),
-            ("mpirun", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
-            ("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"),
-        )
-    ),
+SRUN_UNSEEN = Launcher(
+    name="srun in a job named bash or interactive", size="SLURM_STEP_NUM_TASKS", ranks=("SLURM_PROCID",)
 )
+OTHERS = tuple(
+    Launcher(name=name, size=size, ranks=(rank,))
+    for name, size, rank in (
+        ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+        ("mpiexec", "PMI_SIZE", "PMI_RANK"),
+        ("mpirun", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
+        ("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"),
+        ("flux run", "FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
+        ("horovodrun", "HOROVOD_SIZE", "HOROVOD_RANK"),
+    )
+)
+"""These start the run at most: Lightning reads none of them."""
+NODES = ("NODE_RANK", "GROUP_RANK")
+"""Lightning reads these where neither torchrun nor srun has started the process; only rank 0 is the first machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,20 +84,22 @@ def launch() -> Launch:
     The first in Lightning's own order is asked: torchrun within srun is torchrun. A leftover of another launcher, such
     as `LOCAL_RANK=1` in a shell, would make a lone process a rank that writes no file.
     """
-    is_srun = "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in INTERACTIVE
-    order = (TORCHRUN, *((SRUN,) if is_srun else ()), BY_HAND, *OTHERS)
-    present = [launcher for launcher in order if any(mark in os.environ for mark in launcher.marks)]
-    if not present:
-        return Launch(launcher=None)
-    first = present[0]
-    found = _launch_by(first)
-    if first is SRUN and BY_HAND in present and _launch_by(BY_HAND).rank != found.rank:
+    others, first = OTHERS, None
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        first = TORCHRUN
+    elif "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in INTERACTIVE:
+        first = SRUN
+    else:
+        if any(_number(name, 0) for name in NODES):
+            raise ConfigError(_refusal(BY_HAND, "the ranks of several machines are started by torchrun or srun"))
+        others, first = (SRUN_UNSEEN, *OTHERS), BY_HAND if _has_rank(BY_HAND) else None
+    found = Launch(launcher=None) if first is None else _launch_by(first)
+    if first is SRUN and _has_rank(BY_HAND) and _launch_by(BY_HAND).rank != found.rank:
         raise ConfigError(_refusal(BY_HAND, f"srun says rank {found.rank}"))
-    if first is not TORCHRUN and (found.size == 1 or not first.starts_ranks):
-        for other in set(present) & {*OTHERS}:
-            if _launch_by(other).size > 1:
-                raise ConfigError(_refusal(other, f"{other.name} starts no ranks of a run: use torchrun or srun"))
-    return found if first.starts_ranks else Launch(launcher=None)
+    for other in others:
+        if found.size == 1 and _has_rank(other) and _launch_by(other).size > 1:
+            raise ConfigError(_refusal(other, f"{other.name} starts no ranks of a run: use torchrun or srun"))
+    return found
 
 
 def check_launch(num_local: int, num_nodes: int) -> None:
@@ -135,11 +132,15 @@ def is_first_process() -> bool:
         return True  # which this process is about to say
 
 
+def _has_rank(launcher: Launcher) -> bool:
+    return any(name in os.environ for name in launcher.ranks)
+
+
 def _launch_by(launcher: Launcher) -> Launch:
     size = _number(launcher.size, 1)
     ranks = {_number(name, 0) for name in launcher.ranks if name in os.environ} or {0}
-    if len(ranks) > 1 or any(_number(name, 0) for name in launcher.nodes):
-        raise ConfigError(_refusal(launcher, "they are not of one rank"))
+    if len(ranks) > 1:
+        raise ConfigError(_refusal(launcher, "they are not of one rank on one machine"))
     if (rank := min(ranks)) >= size:
         raise ConfigError(_refusal(launcher, f"there is no rank {rank} of {size}"))
     missing = [name for name in launcher.needs if name not in os.environ]
@@ -157,9 +158,10 @@ def _number(name: str, default: int) -> int:
 
 def _refusal(launcher: Launcher, reason: str) -> str:
     """The variables that are set, why they cannot be, and the remedy."""
-    names = dict.fromkeys((*launcher.marks, launcher.size, *launcher.ranks, *launcher.nodes, launcher.per_node))
-    said = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
+    marks = ("TORCHELASTIC_RUN_ID",) if launcher is TORCHRUN else NODES if launcher is BY_HAND else ()
+    names = [name for name in (*marks, launcher.size, *launcher.ranks, launcher.per_node) if name in os.environ]
+    said = ", ".join(f"{name}={os.environ[name]}" for name in names)
     return (
-        f"{launcher.name} has started this process, says the environment ({', '.join(said)}), but {reason}; if they "
-        f"are left over, unset {' '.join(name.partition('=')[0] for name in said)}"
+        f"{launcher.name} has started this process, says the environment ({said}), but {reason}; if they are left "
+        f"over, unset {' '.join(names)}"
     )

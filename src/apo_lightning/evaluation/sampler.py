@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from apo_lightning.common.console import say
+from apo_lightning.common.console import say, saying
 from apo_lightning.distributed.gathering import from_all_ranks, items_of_all_ranks
 from apo_lightning.evaluation.progress import Progress
 from apo_lightning.evaluation.records import Sample
@@ -93,7 +93,9 @@ class Sampler:
         completions = self._completions(planned, max_completion_tokens)
         tokenizer, token_ids = self.policy.tokenizer, [completion.token_ids for completion in completions]
         texts = [completion_text(tokenizer, ids, self.policy.stop_token_ids) for ids in token_ids]
-        verdicts = score_samples(reward, samples_of(reward, tokenizer, prompts, token_ids, texts, TrainerState()))
+        samples = samples_of(reward, tokenizer, prompts, token_ids, texts, TrainerState())
+        with saying(f"waiting for the reward of {len(texts)} completions; Ctrl-C ends the evaluation"):
+            verdicts = score_samples(reward, samples)
         check_error_rate(items_of_all_ranks(verdicts), of=f"a batch of {benchmark}")
         means: list[dict[str, float]] = [{} for _ in planned]
         if planned and (self.token_statistics or self.reference is not None):

@@ -4,12 +4,12 @@ import asyncio
 import inspect
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from apo_lightning.errors import ConfigError, Preempted
-from apo_lightning.rewards.reward import ReadsSamples, Samples
+from apo_lightning.rewards.reward import ReadsSamples, Samples, forks_ended
 from apo_lightning.types import Prompt, Verdict
 
 GOLD = ("answer", "solution")
@@ -38,8 +38,8 @@ class CallableReward(ReadsSamples):
 
     An entry None means that the function does not apply (`unparsed`): the completion is left out of its group's mean
     and std, with advantage 0, and stays in the denominators of the loss. A function that raises, or returns another
-    number of rewards, makes every verdict of the call an `error`; an entry that is not a finite number makes its own
-    verdict one. Both are logged.
+    number of rewards, or no list, makes every verdict of the call an `error`; an entry that is not a finite number
+    makes its own verdict one. Both are logged.
 
     Source: TRL 1.16, `GRPOTrainer._calculate_rewards`. Departure: TRL has no `answer` or `solution` of its own.
 
@@ -104,7 +104,11 @@ class CallableReward(ReadsSamples):
         try:
             available = self._arguments(samples, extra).items()
             given = {name: value for name, value in available if name not in absent and self._takes(name)}
-            rewards = list(self._call(given))
+            with forks_ended():
+                rewards = self._call(given)
+            if isinstance(rewards, str | bytes | Mapping | Set):
+                raise TypeError(f"returned a {type(rewards).__name__}, not a list")
+            rewards = list(rewards)
             if len(rewards) != len(extra):
                 raise ValueError(f"returned {len(rewards)} rewards for {len(extra)} completions")
         except (KeyboardInterrupt, Preempted):
@@ -157,7 +161,7 @@ class CallableReward(ReadsSamples):
         if reward is None:
             return Verdict(reward=0.0, status="unparsed", extra=extra, is_scored=False)
         try:
-            value = float(reward)
+            value = math.nan if isinstance(reward, str | bytes) else float(reward)
         except (TypeError, ValueError):
             value = math.nan
         if not math.isfinite(value):

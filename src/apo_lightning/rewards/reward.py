@@ -1,6 +1,9 @@
 """The interface of a reward."""
 
-from collections.abc import Sequence
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -105,9 +108,23 @@ class ReadsSamples(Reward):
 
 def score_samples(reward: Reward, samples: Samples) -> list[Verdict]:
     """The verdicts of any reward, from as much of the samples as it reads."""
-    if isinstance(reward, SampleReward):
-        return reward.score_samples(samples)
-    return reward.score(samples.texts, samples.answers)
+    with forks_ended():
+        if isinstance(reward, SampleReward):
+            return reward.score_samples(samples)
+        return reward.score(samples.texts, samples.answers)
+
+
+@contextlib.contextmanager
+def forks_ended() -> Iterator[None]:
+    """End a process that the block has forked, as its own exit says: it would go on as a second run in the folder."""
+    own = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() != own:
+            ended = sys.exc_info()[1]
+            status = ended.code if isinstance(ended, SystemExit) else ended and 1
+            os._exit(status if isinstance(status, int) else int(status is not None))
 
 
 def check_prompts(reward: Reward, prompts: Sequence[Prompt]) -> None:

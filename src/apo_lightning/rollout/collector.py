@@ -137,26 +137,21 @@ class Collector:
         return texts, score_samples(self.reward, replace(samples, metrics={} if metrics is None else metrics))
 
     def _undisturbed(
-        self,
-        prompts: Sequence[Prompt],
-        token_ids: Sequence[Sequence[int]],
-        step: int,
-        metrics: dict[str, list[float]],
+        self, prompts: Sequence[Prompt], token_ids: Sequence[Sequence[int]], step: int, metrics: dict[str, list[float]]
     ) -> tuple[list[str], list[Verdict]]:
         """Texts and verdicts, judged again if a stop signal came meanwhile: it may have ended a reward's processes."""
-        was_stopping, own = self.is_stopping(), dict[str, list[float]]()
-        try:
-            found = self.score(prompts, token_ids, step=step, metrics=own)
-        except Exception:
+        while True:
+            was_stopping, own = self.is_stopping(), dict[str, list[float]]()
+            try:
+                found = self.score(prompts, token_ids, step=step, metrics=own)
+            except Exception:
+                if was_stopping or not self.is_stopping():
+                    raise
+                continue
             if was_stopping or not self.is_stopping():
-                raise
-            found = None
-        if found is None or (self.is_stopping() and not was_stopping):
-            own.clear()
-            found = self.score(prompts, token_ids, step=step, metrics=own)
-        for name, values in own.items():
-            metrics.setdefault(name, []).extend(values)
-        return found
+                for name, values in own.items():
+                    metrics.setdefault(name, []).extend(values)
+                return found
 
     def _generate_and_score(
         self, requests: Sequence[GenerationRequest], score: Callable[[Finished], None]

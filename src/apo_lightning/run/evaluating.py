@@ -36,6 +36,7 @@ from apo_lightning.rollout.engine import RolloutEngine, check_distribution
 from apo_lightning.rollout.weight_sync import publish, start_engine
 from apo_lightning.run.choices import options_of, typed_overrides
 from apo_lightning.run.evaluated_policy import EvaluatedPolicy, find_evaluated_policy
+from apo_lightning.run.launching import loud_exits
 from apo_lightning.run.trained import Stage
 from apo_lightning.run.value_types import SEED, check_values
 from apo_lightning.types import Prompt
@@ -91,7 +92,10 @@ def evaluate(cfg: DictConfig, overrides: Sequence[str] = (), *, is_swept: bool =
         num_nodes=cfg.trainer.num_nodes,
         strategy="ddp" if evaluated.world_size > 1 else "auto",  # one process a device, each with the whole model
     )
-    try:
+    with contextlib.ExitStack() as held:
+        held.enter_context(loud_exits())
+        for closes in (*(task.benchmark.reward for task in tasks), engine):
+            held.enter_context(contextlib.closing(closes))
         at_stages = [(stage, [task.at(stage) for task in tasks]) for stage in evaluated.stages]
         fabric.launch()
         # Decided by the first rank: it may finish a stage while another rank reads the folder.
@@ -99,10 +103,6 @@ def evaluate(cfg: DictConfig, overrides: Sequence[str] = (), *, is_swept: bool =
         left = [at_stage for at_stage, is_one in zip(at_stages, is_left, strict=True) if is_one]
         if left:
             _measure_stages(cfg, evaluated, engine, fabric, left)
-    finally:
-        engine.close()
-        for task in tasks:
-            task.benchmark.reward.close()
     fabric.barrier()  # ranks that the first one has launched end with it
     results = []
     if fabric.global_rank == 0:

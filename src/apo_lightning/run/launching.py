@@ -21,7 +21,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from apo_lightning.common.console import saying
-from apo_lightning.common.launch import SRUN, TORCHRUN, check_launch, launch
+from apo_lightning.common.launch import SRUN, check_launch, launch
 from apo_lightning.errors import ConfigError, in_brief
 
 if TYPE_CHECKING:
@@ -36,17 +36,17 @@ _stores: "list[Store]" = []
 
 @functools.cache
 def launch_time() -> datetime:
-    """When the run began; the same in all processes of a launch by torchrun or `srun`, on all nodes.
+    """When the run began; the same in all processes of a launch, on all nodes.
 
-    Lightning's own launcher passes the folder to the processes that it starts.
+    Lightning's own launcher passes the folder to the processes that it starts, so that they do not ask.
     """
     now, own = datetime.now(), launch()
-    if own.size == 1 or own.launcher not in (TORCHRUN, SRUN):
+    if own.size == 1 or own.launcher is None:
         return now
     import torch.distributed
-    from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+    from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
 
-    environment = {TORCHRUN: TorchElasticEnvironment, SRUN: SLURMEnvironment}[own.launcher]()
+    environment = SLURMEnvironment() if own.launcher is SRUN else LightningEnvironment()
     address = f"tcp://{environment.main_address}:{environment.main_port}"
     try:
         with saying(f"waiting for the other {own.size - 1} of {own.size} processes that {own.launcher.name} starts"):

@@ -20,6 +20,8 @@ VARIABLES = (
     "PMI",
     "MV2",
     "JSM",
+    "FLUX",
+    "HOROVOD",
 )
 MEET = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -62,6 +64,8 @@ def environment(monkeypatch):
         ({"SLURM_PROCID": "0"}, 1, (None, 1, 0)),
         ({"LOCAL_RANK": "0"}, 1, (BY_HAND, 1, 0)),
         ({"WORLD_SIZE": "2"}, 1, (None, 1, 0)),  # read by nobody
+        ({"NODE_RANK": "0"}, 2, (None, 1, 0)),
+        (srun(2, 0) | {"SLURM_JOB_NAME": "bash", "SLURM_STEP_NUM_TASKS": "1"}, 2, (None, 1, 0)),  # srun --pty bash
         ({"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, 2, (None, 1, 0)),
     ],
 )
@@ -96,6 +100,9 @@ def test_a_launch_that_can_be_is_taken_as_it_is(variables, devices, expected, mo
         (srun(2, 1) | {"LOCAL_RANK": "0"}, 2, "srun says rank 1"),
         (srun(2, 1) | {"SLURM_JOB_NAME": "bash"}, 1, "SLURM_PROCID=1"),
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, 2, "mpirun starts no ranks.*torchrun or srun"),
+        (srun(2, 0) | {"SLURM_JOB_NAME": "bash", "SLURM_STEP_NUM_TASKS": "2"}, 2, "bash or interactive starts no"),
+        ({"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "NODE_RANK": "1", **MEET}, 1, "several machines"),
+        ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}, 1, "horovodrun starts no ranks"),
         ({"SLURM_PROCID": "0", "PMI_SIZE": "2", "PMI_RANK": "1"}, 2, "mpiexec starts no ranks"),
     ],
 )

@@ -2,6 +2,8 @@ import asyncio
 import dataclasses
 import functools
 import math
+import os
+import sys
 
 import pytest
 
@@ -168,6 +170,8 @@ def test_none_means_not_judged_and_has_no_reward():
         lambda completions: [1.0] * 3,
         lambda completions: 1.0,
         lambda completions: None,
+        lambda completions: "11",
+        lambda completions: {0: 1.0, 1: 1.0},
         lambda completions, prompts: [1.0, 1.0],  # `score` has no prompts
     ],
 )
@@ -176,7 +180,26 @@ def test_a_function_that_fails_makes_every_verdict_an_error_and_says_why(functio
     assert "failed" in caplog.text
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "high", [1.0]])
+@pytest.mark.parametrize(
+    ("ends", "status"),
+    [(lambda: None, 0), (sys.exit, 0), (lambda: sys.exit(3), 3), (lambda: sys.exit("no"), 1), (lambda: 1 / 0, 1)],
+)
+def test_a_process_that_a_function_forks_does_not_go_on_as_the_run(ends, status):
+    def forks(completions):
+        if (child := os.fork()) == 0:
+            ends()
+        return [float(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status)] * 2 if child else [0.0, 0.0]
+
+    own = os.getpid()
+    try:
+        found = statuses(forks)
+    finally:
+        if os.getpid() != own:
+            os._exit(77)
+    assert found == ["correct", "correct"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "high", "1.0", [1.0]])
 def test_an_entry_that_is_no_finite_number_is_an_error_of_its_own(value, caplog: pytest.LogCaptureFixture):
     assert statuses(lambda completions: [value, 1.0]) == ["error", "correct"]
     assert "not a finite number" in caplog.text

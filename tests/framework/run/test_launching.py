@@ -11,8 +11,8 @@ from processes import free_port, on_two_ranks, start_script
 from running import RUN
 
 
-def launched(rank, port, folder):
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", TORCHELASTIC_RUN_ID="test")
+def launched(rank, variables, port, folder):
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", **variables)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     time.sleep(0.2 * rank)
     (folder / str(rank)).write_text(launch_time().isoformat())
@@ -21,8 +21,9 @@ def launched(rank, port, folder):
     torch.distributed.destroy_process_group()
 
 
-def test_a_process_that_comes_later_takes_the_time_of_the_first(tmp_path):
-    on_two_ranks(launched, free_port(), tmp_path)
+@pytest.mark.parametrize("variables", [{"TORCHELASTIC_RUN_ID": "test"}, {}])  # {}: by hand, as DeepSpeed's launcher
+def test_a_process_that_comes_later_takes_the_time_of_the_first(variables, tmp_path):
+    on_two_ranks(launched, variables, free_port(), tmp_path)
     first, second = ((tmp_path / rank).read_text() for rank in "01")
     assert first == second
 

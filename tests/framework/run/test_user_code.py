@@ -21,7 +21,17 @@ REWARD = ("reward=callable", "reward.function._target_=interrupting.")
 )
 def test_a_run_that_did_not_train_ends_with_an_error(overrides, said, tmp_path):
     sizes = ("data.num_validation=0", "prompts_per_minibatch=4", f"hydra.run.dir={tmp_path}")
-    script = start_script("train", *RUN, *sizes, *overrides)
+    check_end(start_script("train", *RUN, *sizes, *overrides), said)
+
+
+def test_an_evaluation_that_a_reward_ends_ends_with_an_error(tmp_path):
+    chosen = "reward@benchmark.arithmetic.reward=callable"
+    reward = (chosen, f"benchmark.arithmetic.{REWARD[1]}ends_at_once")
+    sizes = ("model=tiny", "engine=transformers", "benchmark=arithmetic", "limit=2", f"output_dir={tmp_path}")
+    check_end(start_script("evaluate", *sizes, *reward), "called os._exit(0) before the run had ended")
+
+
+def check_end(script, said):
     assert script.wait() == [1], script.said
     assert said in script.said
     assert "Traceback" not in script.said
