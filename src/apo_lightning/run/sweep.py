@@ -65,7 +65,7 @@ class Sweep:
         config = HydraConfig.instance().cfg
         words = get_args_parser().parse_args([expand_glob(word) for word in overrides]).overrides
         parsed = OverridesParser.create().parse_overrides(words)
-        refused = []
+        refused: dict[str, list[str]] = {}
         (jobs,) = BasicSweeper.split_arguments(parsed, None)
         self._in_all = frozenset(jobs[0]).intersection(*jobs)
         for number, words in enumerate(jobs):
@@ -80,13 +80,13 @@ class Sweep:
             except Exception as error:
                 if (line := user_message(error)) is None:
                     raise
-                refused.append(f"{self._named(number, words)}: {line}")
+                refused.setdefault(line, []).append(self._named(number, words))
             finally:
                 HydraConfig.instance().cfg = config
         if refused:
-            raise ConfigError(
-                f"no job was started, since {len(refused)} of {len(jobs)} cannot work: {'; '.join(refused)}"
-            )
+            reasons = "; ".join(f"{', '.join(names)}: {line}" for line, names in refused.items())
+            num_refused = sum(map(len, refused.values()))
+            raise ConfigError(f"no job was started, since {num_refused} of {len(jobs)} cannot work: {reasons}")
 
     def _named(self, number: int, words: Sequence[str]) -> str:
         return f"job {number} ({shlex.join(word for word in words if word not in self._in_all)})"
