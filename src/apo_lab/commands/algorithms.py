@@ -9,7 +9,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hydra.utils import get_class, instantiate
@@ -23,6 +23,8 @@ from apo_lightning.losses import PolicyLoss
 from apo_lightning.run.choices import composed, config_folders, options_of
 
 ROOT = Path(__file__).resolve().parents[3]
+USUAL = ("GroupNormalized", "apo")
+"""The estimator that a section does not repeat, and the section that describes it."""
 HEAD = f"""# Algorithms
 
 <!-- made by python -m apo_lab.commands.algorithms docs -->
@@ -31,6 +33,9 @@ Each is a loss and an advantage estimator, chosen by `algo=<name>`. The figures 
 bandit of {TOKENS} tokens: a right answer of probability 0.40, another of 0.05, and 14 errors, for {STEPS} optimizer
 steps on groups of {GROUP_SIZE} with learning rate {RATE} on the logits. They show tendencies of a loss on one
 softmax, not of a language model.
+
+Each class is described once. Advantages are those of [`{USUAL[0]}`](#{USUAL[1]}) unless a section names another
+estimator; wrappers (`Adjusted`, `Informative`, `Shaped`) contain it.
 """
 
 
@@ -77,10 +82,8 @@ def _section(name: str, described: dict[str, str]) -> str:
         "",
         f"Settings: [{path.name}](../{path.resolve().relative_to(ROOT)}).",
         "",
-        *_described(node.loss, name, described),
+        *_parts(node, name, described),
     ]
-    parts += _described(node.advantage, name, described)
-    parts += _described(node.auxiliary, name, described) if node.get("auxiliary") else []
     extra_parts = [part for part in ("auxiliary", "critic") if node.get(part)]
     parts += [_costs(loss, needs_of(advantage).history, extra_parts), ""]
     parts += [_why_no_figure(node) or f"![What {name} does to a bandit](figures/algorithms/{name}.svg)", ""]
@@ -107,21 +110,31 @@ def _why_no_figure(node: DictConfig) -> str | None:
     return "The bandit has fewer tokens than it reads anchors." if needs.anchor_size > TOKENS else None
 
 
-def _described(node: DictConfig, name: str, described: dict[str, str]) -> list[str]:
-    """The class, the first line of its docstring, its formulas and its sources; notes in which section that is."""
-    kind = get_class(node["_target_"])
-    paragraphs = re.split(r"\n\n+", inspect.cleandoc(kind.__doc__ or ""))
-    formulas = [p for p in paragraphs if p.startswith("    ") and ">>>" not in p]
-    sources = [" ".join(p.split()) for p in paragraphs if p.startswith(("Source:", "Departure:"))]
-    first = described.setdefault(kind.__name__, name)
-    elsewhere = "" if first == name else f" See [{first}](#{first})."
-    lines = [f"`{kind.__name__}`: {paragraphs[0]}{elsewhere}", ""]
-    for formula in [] if elsewhere else formulas:
-        lines += ["```text", inspect.cleandoc("\n" + formula), "```", ""]
-    lines += [line for source in ([] if elsewhere else sources) for line in (source, "")]
+def _parts(node: DictConfig, name: str, described: dict[str, str]) -> list[str]:
+    """Loss, estimator and auxiliary term: those of this section with their formulas, the others as links."""
+    kinds = [kind for key in ("loss", "advantage", "auxiliary") if node.get(key) for kind in _classes(node[key])]
+    new = [kind for kind in kinds if described.setdefault(kind.__name__, name) == name]
+    others = [kind.__name__ for kind in kinds if kind not in new and kind.__name__ != USUAL[0]]
+    links = [f"[`{kind}`](#{described[kind]})" for kind in others]
+    return [*([f"Uses {', '.join(links)}.", ""] if links else []), *(line for kind in new for line in _described(kind))]
+
+
+def _classes(node: DictConfig) -> Iterator[type]:
+    """The class of a node, then those within it."""
+    yield get_class(node["_target_"])
     for nested in node.values():
         if isinstance(nested, DictConfig) and "_target_" in nested:
-            lines += _described(nested, name, described)
+            yield from _classes(nested)
+
+
+def _described(kind: type) -> list[str]:
+    """A class: the first paragraph of its docstring, its formulas and its sources."""
+    paragraphs = re.split(r"\n\n+", inspect.cleandoc(kind.__doc__ or ""))
+    lines = [f"`{kind.__name__}`: {paragraphs[0]}", ""]
+    for formula in (p for p in paragraphs if p.startswith("    ") and ">>>" not in p):
+        lines += ["```text", inspect.cleandoc("\n" + formula), "```", ""]
+    for source in (p for p in paragraphs if p.startswith(("Source:", "Departure:"))):
+        lines += [" ".join(source.split()), ""]
     return lines
 
 
@@ -139,7 +152,7 @@ def _costs(loss: PolicyLoss, reads_history: bool, extra_parts: Sequence[str]) ->
     extras += ["what earlier steps saw of a prompt"] * reads_history
     runs = ran[needs.gradient_on or "all"]
     runs = "every completion" if "critic" in extra_parts else runs  # its own loss is of every token
-    return f"*The update runs* {runs}. *It reads* {'; '.join(extras) or 'nothing else'}."
+    return f"*The update runs* {runs}." + (f" *It reads* {'; '.join(extras)}." if extras else "")
 
 
 if __name__ == "__main__":
