@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Any, Self
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -28,7 +28,7 @@ class ChatFormat:
     """It reads `[{"type": "text", "text": …}]`, as templates of multimodal models do, and leaves plain text out."""
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, system: Sequence[Message] = ()) -> Self:
+    def of(cls, tokenizer: PreTrainedTokenizerBase, system: Sequence[Message] = ()) -> "ChatFormat":
         """Find how the template takes text.
 
         Raises:
