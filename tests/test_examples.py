@@ -135,7 +135,7 @@ def test_a_plain_script_trains_until_lightnings_early_stopping_ends_it(tmp_path)
     rows = metrics(tmp_path)
     assert rows["step"].max() < 60
     assert rows["train/reward"].max() > 0.9
-    assert rows["lr-AdamW"].nunique() == 5
+    assert rows["lr-AdamW"].nunique() == 6  # the warm-up
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
