@@ -6,6 +6,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor
+from lightning.pytorch.loggers import CSVLogger
 
 from apo_lightning.advantages import GroupNormalized
 from apo_lightning.checkpoints import Checkpointer, CheckpointSettings, StopRequest
@@ -33,11 +34,10 @@ def digits(completions: list[str], **_: object) -> list[float]:
 spec = PolicySpec(name="mine", config={"model_type": "llama", "tie_word_embeddings": True, "eos_token_id": 2, **LLAMA})
 tokenizer = spec.load_tokenizer()
 policy = Policy(spec.load_model(SEED), tokenizer, torch.float32)
-source = ArithmeticSource(max_operand=9, num_validation=8, max_prompt_tokens=48, max_completion_tokens=8)
-data = PromptDataModule(source, tokenizer, prompts_per_step=8, seed=SEED)
+data = PromptDataModule(ArithmeticSource(max_operand=9, num_validation=8), tokenizer, prompts_per_step=8, seed=SEED)
 data.prepare()
 settings = StepSettings(
-    prompts_per_step=8, group_size=8, prompts_per_minibatch=8, tokens_per_microbatch=4096, max_prompt_tokens=48,
+    prompts_per_step=8, group_size=8, prompts_per_minibatch=8, tokens_per_microbatch=4096, max_prompt_tokens=96,
     max_completion_tokens=8, temperature=1.0, aggregation="token_mean", old_logprobs="trainer", gradient_clip_norm=1.0,
     max_nonfinite_steps=3, validation_samples=1,
 )  # fmt: skip
@@ -54,7 +54,7 @@ module = RLVRModule(
 )  # fmt: skip
 trainer = pl.Trainer(
     accelerator="cpu", max_steps=60, val_check_interval=5, num_sanity_val_steps=0,
-    enable_checkpointing=False, inference_mode=False, log_every_n_steps=1, logger=pl.loggers.CSVLogger(OUTPUT, "", ""),
+    enable_checkpointing=False, inference_mode=False, log_every_n_steps=1, logger=CSVLogger(OUTPUT, "", ""),
     callbacks=[LearningRateMonitor("step"), EarlyStopping("train/reward", mode="max", stopping_threshold=0.9)],
 )  # fmt: skip
 trainer.fit(module, datamodule=data)
