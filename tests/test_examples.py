@@ -28,6 +28,7 @@ FEW_STEPS = {
     "own_callback": ("trainer.max_steps=5", "algo.dynamic_sampling.max_rounds=1"),
     "own_data_and_model": ("data.num_validation=8", "trainer.max_steps=2"),
     "own_diagnostic": (*LOCKS, "callbacks.distinct_answers.every_n_steps=1"),
+    "plain_script": (),
     "code_reward": ("trainer.max_steps=1", "group_size=2", "data.max_completion_tokens=8"),
 }
 
@@ -126,6 +127,16 @@ def test_own_package_brings_its_callback_wherever_apo_is_started(tmp_path):
     *_, table = play("own_diagnostic", tmp_path)
     assert len(re.findall(r"^\d+ +[12] +0\.\d+ +[1-8]\.\d+$", table, re.MULTILINE)) == 2
     assert metrics(tmp_path)["distinct/correct_answers"].max() <= 8
+
+
+def test_a_plain_script_trains_until_lightnings_early_stopping_ends_it(tmp_path):
+    *_, table = play("plain_script", tmp_path)
+    assert re.search(r"^1 +1 +0\.1\d+$", table, re.MULTILINE)
+    rows = metrics(tmp_path)
+    assert rows["step"].max() < 60
+    assert rows["train/reward"].max() > 0.9
+    assert rows["lr-AdamW"].nunique() == 6  # the warm-up
+    assert not list(tmp_path.rglob("*.ckpt"))
 
 
 def test_code_is_judged_in_the_sandbox(tmp_path):

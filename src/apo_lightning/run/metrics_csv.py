@@ -80,8 +80,10 @@ def rows_until(folder: Path, step: int, validated_step: int | None) -> list[dict
     lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
     rows = [{column: value for column, value in row.items() if value != ""} for row in csv.DictReader(lines)]
     validated_until = -1 if validated_step is None else validated_step
-    # Rows without a reward are of validation passes and of diagnostics that follow them.
-    return [row for row in rows if int(row["step"]) <= (step if "train/reward" in row else validated_until)]
+    # Rows without a reward are of validation passes and what follows them, or of Lightning's callbacks before the next
+    # step, which log those of the checkpoint's own step again.
+    other_until = max(validated_until, step - 1)
+    return [row for row in rows if int(row["step"]) <= (step if "train/reward" in row else other_until)]
 
 
 def loggers_of(cfg: DictConfig, output_dir: Path, resumed: Checkpoint | None) -> list[Logger]:
@@ -89,7 +91,7 @@ def loggers_of(cfg: DictConfig, output_dir: Path, resumed: Checkpoint | None) ->
     kept = []
     if resumed is not None:
         kept = rows_until(resumed.folder.parent.parent, resumed.header.position.step, resumed.header.validated_step)
-    others: list[Any] = [instantiate(node) for node in (cfg.logger or {}).values()]
+    others: list[Any] = [instantiate(node, _convert_="all") for node in (cfg.logger or {}).values()]
     for logger in others:
         logger.log_hyperparams(OmegaConf.to_container(cfg, resolve=True))
     return [MetricsCSV(output_dir, kept), *others]

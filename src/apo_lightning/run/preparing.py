@@ -42,6 +42,7 @@ from apo_lightning.run.checks import (
     check_steps,
     check_strategy,
 )
+from apo_lightning.run.lightning_options import check_monitors
 from apo_lightning.run.settings import all_needs, callbacks_for, step_settings
 from apo_lightning.run.sources import fingerprints
 from apo_lightning.step.part import Part, check_columns
@@ -187,6 +188,7 @@ def prepare(cfg: DictConfig) -> Prepared:
         auxiliary = Auxiliary(term, term.load(data.train_prompts, tokenizer, settings.max_completion_tokens))
     checkpoint = instantiate(cfg.checkpoint)
     checkpoint.check(data.validation_names, settings.validation_samples)
+    check_monitors(callbacks, cfg.trainer, data.validation_names)
     compared = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in FREE])
     return Prepared(
         config=cast("dict[str, Any]", OmegaConf.to_container(compared, resolve=True)) | {HORIZON: horizon},

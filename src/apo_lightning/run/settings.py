@@ -13,6 +13,7 @@ from apo_lightning.callbacks import StepCallback
 from apo_lightning.data.sources import ProblemSource
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
+from apo_lightning.run.lightning_options import check_callback, check_trainer
 from apo_lightning.run.value_types import SEED
 from apo_lightning.step.settings import StepSettings
 from apo_lightning.types import Needs
@@ -44,8 +45,13 @@ def step_settings(cfg: DictConfig, source: ProblemSource) -> StepSettings:
 
 def callbacks_for(cfg: DictConfig, loss: PolicyLoss) -> list[pl.Callback]:
     """The callbacks of the configuration; diagnostics are given the loss that they will watch."""
-    callbacks = [instantiate(node) for node in cfg.callbacks.values() if node is not None]
-    for callback in callbacks:
+    check_trainer(cfg.trainer, cfg)
+    callbacks = []
+    for name, node in ((key, node) for key, node in cfg.callbacks.items() if node is not None):
+        # Lightning's own tell a dict from a number by its class, which a node of OmegaConf has not.
+        callback = instantiate(node, _convert_="all")
+        check_callback(str(name), callback, node)
+        callbacks.append(callback)
         if isinstance(callback, StepCallback):
             callback.prepare(loss)
     return callbacks

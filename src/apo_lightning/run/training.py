@@ -1,15 +1,17 @@
 """`apo train`: configuration → one trained policy."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from hydra.utils import instantiate
+from lightning.pytorch.callbacks import ProgressBar
 from omegaconf import DictConfig
 
 from apo_lightning.advantages import gae_of, needs_of
@@ -97,15 +99,24 @@ def _train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | N
             say(notice)
     for line in (*prepared.described, *prepared.notices):
         say(line)
+    has_bar = any(isinstance(callback, ProgressBar) for callback in prepared.callbacks)
     trainer = instantiate(
         cfg.trainer,
+        _convert_="all",
         logger=loggers_of(cfg, output_dir, resumed),
         callbacks=prepared.callbacks,
         default_root_dir=str(output_dir),
         # Inside inference mode the engine would be built from inference tensors, which no later sync may write to.
         inference_mode=False,
-        max_epochs=-1,
+        # One: limit_train_batches ends the run, and min_steps alone may hold up what ends it earlier.
+        max_epochs=1,
+        min_epochs=0,
+        enable_progress_bar=cfg.trainer.get("enable_progress_bar", False) or has_bar,
     )
+    if cfg.trainer.get("profiler") is not None:
+        trainer.profiler.dirpath = trainer.profiler.dirpath or output_dir
+        trainer.profiler.filename = trainer.profiler.filename or "profile"
+        say(f"profiles are written to {trainer.profiler.dirpath}/*-{trainer.profiler.filename}*")
     stop = StopRequest()
     checkpointer = Checkpointer(
         prepared.checkpoint, output_dir / "checkpoints", prepared.config, prepared.sources, resumed, stop
@@ -127,13 +138,22 @@ def _train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | N
             trainer.fit(module, datamodule=prepared.data)
             if trainer.global_step == steps_done < trainer.max_steps:
                 raise ConfigError(
-                    f"the trainer has ended at step {steps_done} of {trainer.max_steps} without training: leave out of "
-                    "trainer= what ends it before, such as limit_train_batches"
+                    f"the trainer has ended at step {steps_done} of {trainer.max_steps} without training: raise what "
+                    "ends it before, such as trainer.max_time, which counts the time before a resume too"
                 )
-        if module.validation.is_due(trainer, trainer.global_step):
+            if trainer.global_step < trainer.max_steps:
+                say(f"ended at step {trainer.global_step} of {trainer.max_steps}: {_reason(trainer)}")
+        if module.validation.last_step not in (None, trainer.global_step):
             trainer.validate(module, datamodule=prepared.data, verbose=False)
     trainer.strategy.barrier()  # ranks that the first one has launched end with it
     return module
+
+
+def _reason(trainer: pl.Trainer) -> str:
+    """What has ended the run before `max_steps`."""
+    callbacks: Sequence[Any] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+    given = " ".join(getattr(callback, "stopping_reason_message", None) or "" for callback in callbacks).strip()
+    return given or ("trainer.max_time, or a callback" if trainer.should_stop else "trainer.limit_train_batches")
 
 
 def _module(cfg: DictConfig, prepared: Prepared, trainer: pl.Trainer, checkpointer: Checkpointer) -> RLVRModule:

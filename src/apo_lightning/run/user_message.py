@@ -19,6 +19,7 @@ from yaml import MarkedYAMLError
 from apo_lightning.common.formatting import flatten
 from apo_lightning.errors import ConfigError, NonfiniteError, StaleWeightsError, VerifierError
 from apo_lightning.run.choices import composed, config_folders, options_of
+from apo_lightning.run.lightning_options import added
 
 SHOWN = (ConfigError, NonfiniteError, StaleWeightsError, VerifierError)
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -54,6 +55,8 @@ def _line_of(error: BaseException) -> str | None:
     if names & {"OutOfMemoryError", "MemoryError"} or "can't allocate memory" in text:
         smaller = "give a smaller tokens_per_microbatch, or model.gradient_checkpointing=true"
         return f"out of memory: {text.partition('. ')[0]}; {smaller}, then continue the run with resume=auto"
+    if "MisconfigurationException" in names or text.startswith("Early stopping conditioned on metric"):
+        return re.sub(r"\s+", " ", text)
     if (number := _error_number(error)) in (*NO_SPACE, *UNWRITABLE):
         where = getattr(error, "filename", None) or "a file of the run"
         what = "write" if number in (*NO_SPACE, errno.EROFS) else "read or write"
@@ -81,6 +84,8 @@ def _misnamed(error: InstantiationException) -> str | None:
     if what.startswith("Error locating target"):
         root = cause and (cause.__cause__ or cause)
         return f"{key}._target_ is {what.split(chr(39))[1]}: {type(root).__name__}: {root}"
+    if isinstance(cause, ModuleNotFoundError) or (key == "trainer" and isinstance(cause, ValueError)):
+        return re.sub(r"\s+", " ", f"{key}: {cause}")
     if not isinstance(cause, TypeError) or not what.startswith("Error in call to target"):
         return None if what.startswith("Error in call") else f"{key}: {what}"
     target = what.split("'")[1]
@@ -118,6 +123,8 @@ def misspelt(error: Exception, config: str, overrides: Sequence[str]) -> str | N
     found = re.match("Could not override '([^']+)'", str(error)) if isinstance(error, HydraException) else None
     if found is None:
         return None
+    if (line := added(found[1])) is not None:
+        return line
     choices = [word.split(",")[0] for word in overrides if options_of(word.partition("=")[0])]
     keys = flatten(cast("dict[str, Any]", OmegaConf.to_container(composed(config, choices))))
     groups = (group.name for folder in config_folders() for group in folder.glob("*/"))

@@ -16,7 +16,7 @@ REWARD = ("reward=callable", "reward.function._target_=interrupting.")
         ((REWARD[0], f"{REWARD[1]}ends_at_once"), "called os._exit(0) before the run had ended"),
         ((REWARD[0], f"{REWARD[1]}huge"), "error: loss or gradient was not finite in any of the 2 optimizer steps"),
         (("+callbacks.ends._target_=interrupting.Ends",), "called sys.exit(0) before the run had ended"),
-        (("+trainer.limit_train_batches=0",), "error: the trainer has ended at step 0 of 2 without training"),
+        (("+trainer.max_time=00:00:00:00",), "error: the trainer has ended at step 0 of 2 without training"),
     ],
 )
 def test_a_run_that_did_not_train_ends_with_an_error(overrides, said, tmp_path):
