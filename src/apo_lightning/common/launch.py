@@ -126,10 +126,17 @@ def check_launch(num_local: int, num_nodes: int) -> None:
 
 def is_first_process() -> bool:
     """Whether this is the first rank, or the only process; known before ranks have met."""
-    try:
-        return launch().rank == 0
-    except ConfigError:
-        return True  # which this process is about to say
+    own = os.getpid()
+    if own not in _is_first:
+        try:
+            _is_first[own] = launch().rank == 0
+        except ConfigError:
+            return True  # which this process is about to say
+    return _is_first[own]
+
+
+_is_first: dict[int, bool] = {}
+"""Process id → whether it is the first. Lightning takes WORLD_SIZE out of the environment after a validation."""
 
 
 def _has_rank(launcher: Launcher) -> bool:
