@@ -31,7 +31,8 @@ from apo_lightning.evaluation.scoring import check_engine
 from apo_lightning.metrics.diversity import Encoder
 from apo_lightning.model.architecture import check_length
 from apo_lightning.model.fingerprint import versions, weights_sha256
-from apo_lightning.rewards.reward import check_prompts
+from apo_lightning.rewards.reward import TrainerState, check_prompts
+from apo_lightning.rewards.trial import try_reward
 from apo_lightning.rollout.engine import RolloutEngine, check_distribution
 from apo_lightning.rollout.weight_sync import publish, start_engine
 from apo_lightning.run.choices import options_of, typed_overrides
@@ -205,6 +206,7 @@ def _task(
     for line in check_prompts_of_model(prompts, evaluated.tokenizer, evaluated.spec):
         say(line)
     check_prompts(benchmark.reward, prompts)
+    try_reward(benchmark.reward, prompts[0], evaluated.tokenizer, TrainerState())
     settings = SamplingSettings(
         num_samples=benchmark.num_samples,
         temperature=cfg.temperature,

@@ -32,7 +32,8 @@ from apo_lightning.parts.averaging import BaseAveraging
 from apo_lightning.parts.critic import CriticSettings
 from apo_lightning.parts.dynamic_sampling import DynamicSampling
 from apo_lightning.rewards import Reward, WeightedRewards
-from apo_lightning.rewards.reward import check_prompts
+from apo_lightning.rewards.reward import TrainerState, check_prompts
+from apo_lightning.rewards.trial import try_reward
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.run.checks import (
     check_devices,
@@ -42,6 +43,7 @@ from apo_lightning.run.checks import (
     check_steps,
     check_strategy,
 )
+from apo_lightning.run.launching import loud_exits
 from apo_lightning.run.settings import all_needs, callbacks_for, step_settings
 from apo_lightning.run.sources import fingerprints
 from apo_lightning.step.part import Part, check_columns
@@ -182,6 +184,9 @@ def prepare(cfg: DictConfig) -> Prepared:
     if dynamic_sampling is not None:
         dynamic_sampling.check(settings, len(data.train_prompts), advantage)
     check_prompts(reward, data.prompts)
+    with loud_exits():
+        state = TrainerState(max_steps=horizon * settings.minibatches_per_step)
+        try_reward(reward, data.train_prompts[0], tokenizer, state)
     auxiliary = None
     if term is not None:
         auxiliary = Auxiliary(term, term.load(data.train_prompts, tokenizer, settings.max_completion_tokens))
