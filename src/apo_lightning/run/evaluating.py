@@ -37,11 +37,12 @@ from apo_lightning.rollout.engine import RolloutEngine, check_distribution
 from apo_lightning.rollout.weight_sync import publish, start_engine
 from apo_lightning.run.choices import options_of, typed_overrides
 from apo_lightning.run.evaluated_policy import EvaluatedPolicy, find_evaluated_policy
+from apo_lightning.run.own_problems import with_own_problems
 from apo_lightning.run.trained import Stage
 from apo_lightning.run.value_types import SEED, check_values
 from apo_lightning.types import Prompt
 
-FOR_ALL = ("num_samples", "limit", "max_completion_tokens")
+FOR_ALL = ("num_samples", "limit", "max_prompt_tokens", "max_completion_tokens")
 """Settings of each benchmark that the command line may give for all of them."""
 ANNOTATIONS = {
     "seed": SEED,
@@ -60,11 +61,13 @@ SAMPLES_PER_BATCH = {"cpu": 256, "cuda": 4096}
 
 def main(cfg: DictConfig) -> None:
     """The command; typed overrides and sweeps decide the folder of its results."""
-    evaluate(cfg, typed_overrides(), is_swept=HydraConfig.get().mode is RunMode.MULTIRUN)
+    overrides = typed_overrides()
+    evaluate(with_own_problems(cfg, overrides), overrides, is_swept=HydraConfig.get().mode is RunMode.MULTIRUN)
 
 
 def check(cfg: DictConfig) -> None:
     """Raise `ConfigError` for a job of a sweep that cannot work; nothing is loaded."""
+    cfg = with_own_problems(cfg, typed_overrides())
     check_values(cfg, ANNOTATIONS)
     evaluated = find_evaluated_policy(cfg, typed_overrides(), is_swept=True)
     engine: RolloutEngine = instantiate(cfg.engine)

@@ -66,7 +66,7 @@ def test_a_missing_column_is_refused_before_the_run(tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [SIGNAL[:1] + ("reward.function._target_=rewarding.broken",), ("reward=weighted", *function("x", "broken"))],
+    [(SIGNAL[0], "reward.function._target_=rewarding.broken"), ("reward=weighted", *function("x", "broken"))],
 )
 def test_a_reward_that_fails_is_refused_before_the_run(options):
     with pytest.raises(
