@@ -26,7 +26,15 @@ from apo_lightning.common.console import say
 from apo_lightning.common.files import LOCK
 from apo_lightning.common.launch import is_first_process, launch
 from apo_lightning.errors import ConfigError, NonfiniteError, Preempted, VerifierError
-from apo_lightning.run.choices import CONFIG_DIR, config_file, expand_glob, options_of, quote_paths, refuse_null
+from apo_lightning.run.choices import (
+    CONFIG_DIR,
+    config_file,
+    expand_glob,
+    options_of,
+    quote_paths,
+    refuse_flag,
+    refuse_null,
+)
 from apo_lightning.run.commands import Command, commands, find_command
 from apo_lightning.run.launching import end_with_peers, register_resolvers, use_expandable_segments, use_short_spins
 from apo_lightning.run.sweep import Sweep
@@ -110,6 +118,7 @@ def _run(command: Command, overrides: Sequence[str]) -> None:
         raise ConfigError(f"apo {command.name} is one process, and a launcher has started {launch().size}: start one")
     overrides = [quote_paths(override) for override in overrides]
     for override in overrides:
+        refuse_flag(override)
         refuse_null(override)
     typed = sys.argv
     prefix = typed[: len(typed) - len(overrides)]
