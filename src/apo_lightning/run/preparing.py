@@ -36,13 +36,13 @@ from apo_lightning.rewards.reward import TrainerState, check_prompts
 from apo_lightning.rewards.trial import try_reward
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.run.checks import (
-    check_devices,
     check_dtype,
     check_model,
     check_share,
     check_steps,
     check_strategy,
 )
+from apo_lightning.run.devices import check_devices
 from apo_lightning.run.launching import loud_exits
 from apo_lightning.run.settings import all_needs, callbacks_for, step_settings
 from apo_lightning.run.sources import fingerprints

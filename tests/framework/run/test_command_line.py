@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from hydra.utils import instantiate
 
@@ -92,6 +93,29 @@ def test_what_is_seen_when_a_command_begins_is_one_line(words, refusal, tmp_path
     (line,) = [line for line in script.said.splitlines() if line.startswith("error: ")]
     assert line.startswith(f"error: {refusal}")
     assert "Traceback" not in script.said
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_missing_gpus_are_said_before_anything_but_torch_is_imported(tmp_path):
+    done = apo("train", "model=tiny", "trainer=gpu", "trainer.devices=8", folder=tmp_path)
+    refusal, large = done.stderr.splitlines()
+    assert (done.returncode, large) == (1, "torch")
+    assert refusal.startswith("error: the trainer asks for 8 GPUs")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_plan_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["preflight", "model=tiny", "engine=transformers", "data.max_operand=20", "data.num_validation=4"]
+    monkeypatch.setattr(sys, "argv", ["apo", *words])
+    main(words)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_page_may_be_read_in_part():
+    command = f"{sys.executable} -m apo_lightning train --help | head -c 9"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("apo train", "")
 
 
 def test_a_refused_run_leaves_no_folder_and_takes_none_that_has_files(tmp_path, monkeypatch):
