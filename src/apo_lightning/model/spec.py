@@ -112,8 +112,8 @@ class PolicySpec:
         names = [path.name for path in Path(folder).glob("*")]
         if names and gguf_file is None and not any(re.search(r"token|vocab|\.model$|spiece", name) for name in names):
             raise ConfigError(
-                f"model.path={self.path}: the folder has no tokenizer (tokenizer.json, tokenizer.model or vocab.json): save it "
-                "there too, with tokenizer.save_pretrained"
+                f"model.path={self.path}: the folder has no tokenizer (tokenizer.json, tokenizer.model or "
+                "vocab.json): save it there too, with tokenizer.save_pretrained"
             )
 
     def load_generation_config(self) -> GenerationConfig:
