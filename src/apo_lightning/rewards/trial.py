@@ -1,11 +1,8 @@
 """A reward is tried on made-up completions before a run: in the run a faulty one would fail late, or train on zeros."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from transformers import PreTrainedTokenizerBase
-
-from apo_lightning.common.console import saying
 from apo_lightning.common.random_states import random_states, restore_random_states
 from apo_lightning.errors import ConfigError, Preempted, failure
 from apo_lightning.rewards.callable import LOGGER, CallableReward
@@ -17,11 +14,11 @@ from apo_lightning.types import Prompt, Verdict
 MADE_UP = "three made-up completions, with the right answer, a wrong one and none"
 
 
-def try_reward(reward: Reward, prompt: Prompt, tokenizer: PreTrainedTokenizerBase, state: TrainerState) -> None:
+def try_reward(reward: Reward, prompt: Prompt, encode: Callable[[str], list[int]], state: TrainerState) -> None:
     """Call a reward as a step does, on the right answer of a prompt, a wrong one and an empty completion.
 
     Each function is called once; where it fails on messages, or gives all three the same reward, once more on text.
-    Random generators are left as they were.
+    Random generators are left as they were. `encode` gives the tokens of a completion, with the one that ends it.
 
     Raises:
         ConfigError: it raises, or returns anything but one finite number or verdict per completion; or it
@@ -29,20 +26,18 @@ def try_reward(reward: Reward, prompt: Prompt, tokenizer: PreTrainedTokenizerBas
     """
     states, LOGGER.disabled = random_states(), True  # what it would say is the error
     try:
-        with saying("waiting for the reward of three made-up completions; Ctrl-C ends the command"):
-            for part in reward.functions.values() if isinstance(reward, WeightedRewards) else (reward,):
-                if not isinstance(part, MathVerifyReward):  # ours: its processes start when they are needed
-                    _try(part, _samples(prompt, tokenizer, state))
+        for part in reward.functions.values() if isinstance(reward, WeightedRewards) else (reward,):
+            if not isinstance(part, MathVerifyReward):  # ours: its processes start when they are needed
+                _try(part, _samples(prompt, encode, state))
     finally:
         LOGGER.disabled = False
         restore_random_states(states)
 
 
-def _samples(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, state: TrainerState) -> Samples:
+def _samples(prompt: Prompt, encode: Callable[[str], list[int]], state: TrainerState) -> Samples:
     form = "\\boxed{%s}" if "\\boxed" in prompt.text else "%s"
     texts = (form % prompt.answer, form % "-31415", "")
-    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    ids = [[*tokenizer.encode(text, add_special_tokens=False), *end] for text in texts]
+    ids = [encode(text) for text in texts]
     return Samples(prompts=[prompt] * len(texts), texts=texts, plain_texts=texts, token_ids=ids, state=state)
 
 

@@ -126,7 +126,7 @@ def refuse_flag(argument: str) -> None:
         apo_lightning.errors.ConfigError: --algo: a setting is typed without dashes and with =, algo=VALUE
     """
     word, _, value = argument.removeprefix("--").partition("=")
-    own = {flag for action in get_args_parser()._actions for flag in action.option_strings}
+    own = re.findall(r"--[\w-]+", get_args_parser().format_usage())
     if argument.startswith("--") and word and not any(flag.startswith(f"--{word}") for flag in own):
         raise ConfigError(f"--{word}: a setting is typed without dashes and with =, {word}={value or 'VALUE'}")
 

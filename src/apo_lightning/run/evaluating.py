@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from apo_lightning.evaluation.scoring import check_engine
 from apo_lightning.metrics.diversity import Encoder
 from apo_lightning.model.architecture import check_length
 from apo_lightning.model.fingerprint import versions, weights_sha256
+from apo_lightning.model.tokenizer import completion_ids
 from apo_lightning.rewards.reward import TrainerState, check_prompts
 from apo_lightning.rewards.trial import try_reward
 from apo_lightning.rollout.engine import RolloutEngine, check_distribution
@@ -209,7 +211,7 @@ def _task(
     for line in check_prompts_of_model(prompts, evaluated.tokenizer, evaluated.spec):
         say(line)
     check_prompts(benchmark.reward, prompts)
-    try_reward(benchmark.reward, prompts[0], evaluated.tokenizer, TrainerState())
+    try_reward(benchmark.reward, prompts[0], partial(completion_ids, evaluated.tokenizer), TrainerState())
     settings = SamplingSettings(
         num_samples=benchmark.num_samples,
         temperature=cfg.temperature,

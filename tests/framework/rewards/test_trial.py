@@ -2,16 +2,18 @@
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.model.tokenizer import character_tokenizer
+from apo_lightning.model.tokenizer import character_tokenizer, completion_ids
 from apo_lightning.rewards import CallableReward, NumericReward, Reward, WeightedRewards
 from apo_lightning.rewards.reward import TrainerState
 from apo_lightning.rewards.trial import try_reward
 from apo_lightning.types import Prompt, Verdict
 
+ENCODE = partial(completion_ids, character_tokenizer())
 AS_TEXT = Prompt(id="1", problem="3 + 4?", answer="7", text="3 + 4?", token_ids=(1,), columns={"level": 3})
 IN_CHAT = replace(AS_TEXT, messages=({"role": "user", "content": "3 + 4?"},))
 
@@ -71,7 +73,7 @@ def within(function, **others):
 )
 def test_a_faulty_reward_is_one_line(reward, prompt, said):
     with pytest.raises(ConfigError, match=said) as caught:
-        try_reward(reward, prompt, character_tokenizer(), TrainerState())
+        try_reward(reward, prompt, ENCODE, TrainerState())
     assert "\n" not in str(caught.value)
 
 
@@ -87,7 +89,7 @@ def test_a_faulty_reward_is_one_line(reward, prompt, said):
 )
 def test_a_sound_reward_is_left_alone_and_the_random_numbers_of_the_run_too(reward, prompt):
     random.seed(1)
-    try_reward(reward, prompt, character_tokenizer(), TrainerState())
+    try_reward(reward, prompt, ENCODE, TrainerState())
     drawn, _ = random.random(), random.seed(1)
     assert drawn == random.random()
 
@@ -99,5 +101,5 @@ def test_a_judge_is_called_once_on_three_completions():
         calls.append(len(completions))
         return [float(len(messages[0]["content"])) for messages in completions]
 
-    try_reward(CallableReward(judge), IN_CHAT, character_tokenizer(), TrainerState())
+    try_reward(CallableReward(judge), IN_CHAT, ENCODE, TrainerState())
     assert calls == [3]
