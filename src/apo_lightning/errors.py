@@ -1,6 +1,9 @@
 """The project's exceptions: what each says went wrong, and `ConfigError` for what the user can mend."""
 
+import inspect
 import textwrap
+import traceback
+from typing import Any
 
 
 def in_brief(error: BaseException) -> str:
@@ -11,6 +14,20 @@ def in_brief(error: BaseException) -> str:
         'no such file'
     """
     return textwrap.shorten(str(error), 200, placeholder=" …")
+
+
+def failure(error: BaseException, code: Any) -> str:
+    """What a user's code raised, and the line of that code which did, or which called what did.
+
+    Args:
+        error: that was raised, with its traceback.
+        code: the function, or an object of the class, that was called.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    own = getattr(inspect.getmodule(getattr(code, "func", code)) or inspect.getmodule(type(code)), "__file__", None)
+    place = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1] if frames else None)
+    where = f" ({place.filename}:{place.lineno})" if place is not None else ""
+    return f"{type(error).__name__}: {in_brief(error)}{where}"
 
 
 class ConfigError(ValueError):

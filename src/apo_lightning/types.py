@@ -95,6 +95,8 @@ class Verdict:
     """Of several reward functions: name → reward before its weight; None where it does not apply."""
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     """What a reward function adds to the rollout file, by column: text, numbers, booleans or None."""
+    reason: str | None = field(default=None, repr=False, hash=False)
+    """Of an `error`: what failed, with file and line; None where it is not known."""
     is_scored: bool = field(default=True, repr=False)
     """False: no reward applies. The completion is left out of its group's mean and std, and its advantage is 0."""
 

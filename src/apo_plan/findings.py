@@ -76,8 +76,10 @@ def thread_findings(machine: Machine, threads_per_process: int, num_processes: i
     if threads_per_process * num_processes <= machine.num_cores:
         return []
     best = max(1, machine.num_cores // num_processes)
+    is_least = threads_per_process <= best
+    remedy = f"start {machine.num_cores} processes at most" if is_least else f"set OMP_NUM_THREADS={best}"
     text = (
-        f"{num_processes} process{'es' * (num_processes > 1)} of {threads_per_process} threads on {machine.num_cores} "
-        f"cores slow each other down: set OMP_NUM_THREADS={best}"
+        f"{num_processes} process{'es' * (num_processes > 1)} of {threads_per_process} thread"
+        f"{'s' * (threads_per_process > 1)} on {machine.num_cores} cores slow each other down: {remedy}"
     )
     return [Finding("warning", text)]

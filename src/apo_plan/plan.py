@@ -11,7 +11,7 @@ from apo_lightning.model.spec import PolicySpec
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.rollout.vllm_engine import CPU_CACHE_GIB, VLLMEngine
-from apo_lightning.run.checks import requested_devices
+from apo_lightning.run.devices import requested_devices
 from apo_lightning.run.settings import all_needs, callbacks_for, step_settings
 from apo_lightning.step.settings import StepSettings
 from apo_plan.memory_plan import MemoryPlan, plan_memory

@@ -13,7 +13,8 @@ from rich.console import Group, RenderableType
 
 from apo_lightning.common.console import quiet_libraries, say, show
 from apo_lightning.errors import ConfigError
-from apo_lightning.run.checks import check_devices, check_share, check_steps
+from apo_lightning.run.checks import check_share, check_steps
+from apo_lightning.run.devices import check_devices
 from apo_lightning.run.settings import ANNOTATIONS, step_settings
 from apo_lightning.run.training import prepare
 from apo_lightning.run.value_types import check_values

@@ -16,10 +16,14 @@ class Ends(StepCallback):
 
 
 def ends(completions, **kwargs):
+    if len(completions) == 3:  # the trial before the run
+        return [0.0] * 3
     sys.exit(0)
 
 
 def breaks(completions, **kwargs):
+    if len(completions) == 3:
+        return [0.0] * 3
     raise MemoryError
 
 
@@ -33,7 +37,8 @@ def huge(completions, **kwargs):
 
 def interrupted_with_its_children(completions, **kwargs):
     """Even completions are right, say children that a signal of the group ends: in the first call there is one."""
-    signals = iter([os.environ.pop("SIGNAL", None)])
+    is_trial = len(completions) == 3
+    signals = iter([] if is_trial else [os.environ.pop("SIGNAL", None)])
     statuses = []
     for index in range(len(completions)):
         child = subprocess.Popen(["sleep", "0.01"])

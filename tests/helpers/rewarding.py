@@ -28,7 +28,7 @@ def even_start_until_killed(completions: Sequence[Any], **columns: object) -> li
     A batch is judged while the one before it is being written; none is written before it has been judged.
     """
     file, _, num_lines = os.environ.get("KILLED_AFTER", "").partition(" ")
-    if file:
+    if file and len(completions) != 3:  # of the trial before the run
         if not _LINES_TO_COME:
             _LINES_TO_COME.append(_num_lines(Path(file)))  # of an earlier process: the first batch waits for no other
         if _LINES_TO_COME[-1] >= int(num_lines):
@@ -53,7 +53,12 @@ def never(completions: Sequence[Any], **columns: object) -> list[float]:
 
 def failing_once_on_the_second_rank(completions: Sequence[Any], **columns: object) -> list[float]:
     rewards = even_start(completions)
-    return [math.nan, *rewards[1:]] if os.environ.get("LOCAL_RANK") == "1" else rewards
+    is_trial = len(rewards) == 3
+    return [math.nan, *rewards[1:]] if os.environ.get("LOCAL_RANK") == "1" and not is_trial else rewards
+
+
+def broken(completions: Sequence[Any], **_: object) -> list[float]:
+    raise OSError("no judge answers")
 
 
 class StatingReward(CallableReward):

@@ -20,3 +20,5 @@ def test_checkpoints_that_do_not_fit_the_disk_name_the_folder_that_is_there(tmp_
 def test_threads_beyond_the_cores_are_told_how_many_would_fit():
     (finding,) = thread_findings(SMALL, 8, 2)
     assert "OMP_NUM_THREADS=1" in finding.text
+    (finding,) = thread_findings(SMALL, 1, 8)
+    assert finding.text.endswith(f"slow each other down: start {SMALL.num_cores} processes at most")

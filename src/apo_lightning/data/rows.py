@@ -108,10 +108,14 @@ def row_from_record(record: object, layout: RecordLayout, *, where: str, default
 def layout_of_file(record: object, own: RecordLayout | None) -> RecordLayout:
     """The layout of a local file, from its first record.
 
-    The default columns if one of them has an answer; else `own`, that of the data set which the file may be a copy of.
+    The default columns if one of them has an answer, or `own`, that of the data set which the file may be a copy of,
+    finds no problem in it; else `own`.
     """
-    has_answer = isinstance(record, Mapping) and any(_value(record, name) is not None for name in ANSWER_COLUMNS)
-    return RecordLayout() if own is None or has_answer else own
+    if own is None or not isinstance(record, Mapping):
+        return RecordLayout()
+    has_answer = any(_value(record, name) is not None for name in ANSWER_COLUMNS)
+    is_copy = own.problem_column is None or _value(record, own.problem_column) is not None
+    return own if is_copy and not has_answer else RecordLayout()
 
 
 def require_unique_ids(rows: Sequence[Row], where: str) -> None:

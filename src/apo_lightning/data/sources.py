@@ -109,7 +109,9 @@ class DatasetSource:
         rows, report = filter_rows(self.rows(), excluded, near_copies=self.near_copies)
         if len(rows) <= self.num_validation:
             raise ConfigError(
-                f"nothing is left to train on after num_validation={self.num_validation} of {self.name}: {report}"
+                f"nothing is left to train on: {self.name} has {len(rows)} problems ("
+                f"{str(report).partition('; ')[2]}), and data.num_validation={self.num_validation} would be held out: "
+                + (f"give data.num_validation={len(rows) // 10}, say" if rows else "give other data")
             )
         by_hash = sorted(rows, key=lambda row: hash64(normalised_problem(row.problem)))
         held_out = {row.id for row in by_hash[: self.num_validation]}

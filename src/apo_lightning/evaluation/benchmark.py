@@ -87,7 +87,8 @@ class Benchmark:
             rows = self._file.rows(self.name)
         else:
             assert self.source is not None
-            rows = [row for held_out in self.source.load().validation.values() for row in held_out]
+            held_out = self.source.load().validation
+            rows = held_out.get(self.name) or [row for rows in held_out.values() for row in rows]
         if self.num_problems is not None and len(rows) != self.num_problems:
             raise ConfigError(
                 f"{self._origin} has {len(rows)} problems, but {self.name} has {self.num_problems}: give the right "
@@ -120,7 +121,7 @@ class Benchmark:
             if len(prompt.token_ids) > self.max_prompt_tokens:
                 raise ConfigError(
                     f"benchmark {self.name}, problem '{prompt.id}' has {len(prompt.token_ids)} prompt tokens, above "
-                    f"{self.max_prompt_tokens}: raise benchmark.{self.name}.max_prompt_tokens"
+                    f"{self.max_prompt_tokens}: raise max_prompt_tokens"
                 )
         return prompts
 

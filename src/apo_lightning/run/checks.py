@@ -6,47 +6,10 @@ import torch
 from omegaconf import DictConfig
 from transformers import PretrainedConfig
 
-from apo_lightning.common.launch import check_launch
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.architecture import check_length
 from apo_lightning.step.settings import StepSettings
 from apo_lightning.types import Needs
-
-ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
-"""Values of `trainer.accelerator` that this project has been written for."""
-
-
-def requested_devices(accelerator: str, devices: int | str) -> tuple[torch.device, int]:
-    """The kind of device that the trainer asks for, and how many per machine, whether or not they exist.
-
-    Raises `ConfigError` if it names no device or no number of them.
-    """
-    if accelerator not in ACCELERATORS:
-        raise ConfigError(f"trainer.accelerator is {accelerator}: choose {', '.join(ACCELERATORS)}")
-    if devices != "auto" and not (str(devices).isdigit() and int(devices) > 0):
-        raise ConfigError(
-            f"trainer.devices is {devices}: give their number, or auto (CUDA_VISIBLE_DEVICES chooses among them)"
-        )
-    available = torch.cuda.device_count()
-    wants_gpu = accelerator in ("gpu", "cuda") or (accelerator == "auto" and available > 0)
-    wanted = (available if wants_gpu else 1) if devices == "auto" else int(devices)
-    return torch.device("cuda" if wants_gpu else "cpu"), wanted
-
-
-def check_devices(accelerator: str, devices: int | str, num_nodes: int) -> tuple[torch.device, int]:
-    """The kind of device of every rank, and the number of ranks.
-
-    Raises `ConfigError` if GPUs are missing, or if the environment says that others start this run.
-    """
-    device, wanted = requested_devices(accelerator, devices)
-    check_launch(wanted, num_nodes)
-    available = torch.cuda.device_count()
-    if device.type == "cuda" and available < wanted:
-        raise ConfigError(
-            f"the trainer asks for {wanted} GPU{'s' * (wanted > 1)} (trainer.accelerator={accelerator}, "
-            f"trainer.devices={devices}) and this machine has {available}: choose trainer=cpu, or another machine"
-        )
-    return device, wanted * num_nodes
 
 
 def check_steps(max_steps: int, val_check_interval: Any, settings: StepSettings) -> int:

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
-from hydra._internal.utils import create_config_search_path
+from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -114,6 +114,21 @@ def _quoted(found: re.Match[str]) -> str:
     if word[0] in "'\"" or (word.isascii() and "~" not in word):
         return word
     return f"'{os.path.expanduser(word)}'"  # noqa: PTH111 - a Path would drop a last slash
+
+
+def refuse_flag(argument: str) -> None:
+    """Raise `ConfigError` for a setting that is typed as a flag.
+
+    Example:
+        >>> refuse_flag("--cfg")
+        >>> refuse_flag("--algo")
+        Traceback (most recent call last):
+        apo_lightning.errors.ConfigError: --algo: a setting is typed without dashes and with =, algo=VALUE
+    """
+    word, _, value = argument.removeprefix("--").partition("=")
+    own = re.findall(r"--[\w-]+", get_args_parser().format_usage())
+    if argument.startswith("--") and word and not any(flag.startswith(f"--{word}") for flag in own):
+        raise ConfigError(f"--{word}: a setting is typed without dashes and with =, {word}={value or 'VALUE'}")
 
 
 def refuse_null(argument: str) -> None:

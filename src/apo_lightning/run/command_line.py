@@ -3,6 +3,7 @@
 The module that does the work is imported last: `--help` and wrong overrides must not wait for torch.
 """
 
+import contextlib
 import logging
 import os
 import shlex
@@ -12,7 +13,6 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,15 @@ from apo_lightning.common.console import say
 from apo_lightning.common.files import LOCK
 from apo_lightning.common.launch import is_first_process, launch
 from apo_lightning.errors import ConfigError, NonfiniteError, Preempted, VerifierError
-from apo_lightning.run.choices import CONFIG_DIR, config_file, expand_glob, options_of, quote_paths, refuse_null
+from apo_lightning.run.choices import (
+    CONFIG_DIR,
+    config_file,
+    expand_glob,
+    options_of,
+    quote_paths,
+    refuse_flag,
+    refuse_null,
+)
 from apo_lightning.run.commands import Command, commands, find_command
 from apo_lightning.run.launching import end_with_peers, register_resolvers, use_expandable_segments, use_short_spins
 from apo_lightning.run.sweep import Sweep
@@ -48,19 +56,19 @@ def main(words: Sequence[str] | None = None) -> None:
         sys.path.insert(0, here)
     with _errors_in_one_line():
         if not words or words[0] in HELP:
-            print(index_page())
+            _print_page(index_page())
             return
         name, *arguments = words
         command = find_command(name)
         if command.config is None:
             sys.exit(command.load()(arguments))
         if set(HELP) & set(arguments):
-            print(help_page(command))
+            _print_page(help_page(command))
             return
         _run(command, command.overrides(arguments))
 
 
-@contextmanager
+@contextlib.contextmanager
 def _errors_in_one_line() -> Iterator[None]:
     """End with one line and status 1 for an error that the user can fix; other errors keep their traceback."""
     try:
@@ -74,6 +82,14 @@ def _errors_in_one_line() -> Iterator[None]:
         # Of what all ranks raise alike, one line is enough.
         is_said = isinstance(error, NonfiniteError | VerifierError) and not is_first_process()
         sys.exit(1 if is_said else f"error: {line}")
+
+
+def _print_page(page: str) -> None:
+    """Print a page, of which `| head` may read a part."""
+    try:
+        print(page, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again when it ends
 
 
 def index_page() -> str:
@@ -110,6 +126,7 @@ def _run(command: Command, overrides: Sequence[str]) -> None:
         raise ConfigError(f"apo {command.name} is one process, and a launcher has started {launch().size}: start one")
     overrides = [quote_paths(override) for override in overrides]
     for override in overrides:
+        refuse_flag(override)
         refuse_null(override)
     typed = sys.argv
     prefix = typed[: len(typed) - len(overrides)]
@@ -124,7 +141,12 @@ def _run(command: Command, overrides: Sequence[str]) -> None:
             with _errors_in_one_line(), _exits_are_errors():
                 if is_swept:
                     sweep.begin_job(overrides)
+                if command.takes_ranks:
+                    from apo_lightning.run.devices import check_devices  # with torch alone: a refusal comes at once
+
+                    check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
                 command.load()(cfg)
+                _forget_refused_run()  # a plan leaves nothing
         except Preempted as stopped:
             say(str(stopped))
             say(continuation(command.name))
@@ -152,7 +174,7 @@ def _run(command: Command, overrides: Sequence[str]) -> None:
         sys.argv = typed
 
 
-@contextmanager
+@contextlib.contextmanager
 def _exits_are_errors() -> Iterator[None]:
     """Turn `sys.exit` of a user's reward, loss or callback into an error: status 0 would say that the run is done."""
     try:
@@ -173,15 +195,20 @@ def _exits_are_errors() -> Iterator[None]:
 
 
 def _forget_refused_run() -> None:
-    """Remove the folder of this job if Hydra's copy of its configuration and a lock are all it has: it is no run."""
+    """Remove the folder of this job, and empty ones around it, if it has at most a log and a lock: it is no run."""
     hydra_cfg: Any = HydraConfig.get()
     folder = Path(hydra_cfg.runtime.output_dir)
-    if folder == Path.cwd() or not {path.name for path in folder.glob("*")} <= {hydra_cfg.output_subdir, LOCK}:
+    of_no_run = {hydra_cfg.output_subdir, LOCK, "run.log"}
+    if folder == Path.cwd() or not {path.name for path in folder.glob("*")} <= of_no_run:
         return
     for handler in logging.root.handlers[:]:
         if isinstance(handler, logging.FileHandler):  # a library's last warning would fail to open the job's log
             logging.root.removeHandler(handler)
     shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # the first that holds anything
+        for parent in folder.parents:
+            if parent.is_relative_to(Path.cwd()) and parent != Path.cwd():
+                parent.rmdir()
 
 
 def continuation(command: str) -> str:

@@ -19,7 +19,8 @@ from apo_lightning.model.fingerprint import weights_sha256
 from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.spec import PolicySpec, describe
-from apo_lightning.run.checks import check_devices, check_dtype
+from apo_lightning.run.checks import check_dtype
+from apo_lightning.run.devices import check_devices
 from apo_lightning.run.sources import model_source
 from apo_lightning.run.trained import FINAL, Stage, TrainedRun, stages_of
 

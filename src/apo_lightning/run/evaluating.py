@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,20 @@ from apo_lightning.evaluation.scoring import check_engine
 from apo_lightning.metrics.diversity import Encoder
 from apo_lightning.model.architecture import check_length
 from apo_lightning.model.fingerprint import versions, weights_sha256
-from apo_lightning.rewards.reward import check_prompts
+from apo_lightning.model.tokenizer import completion_ids
+from apo_lightning.rewards.reward import TrainerState, check_prompts
+from apo_lightning.rewards.trial import try_reward
 from apo_lightning.rollout.engine import RolloutEngine, check_distribution
 from apo_lightning.rollout.weight_sync import publish, start_engine
 from apo_lightning.run.choices import options_of, typed_overrides
 from apo_lightning.run.evaluated_policy import EvaluatedPolicy, find_evaluated_policy
 from apo_lightning.run.launching import loud_exits
+from apo_lightning.run.own_problems import with_own_problems
 from apo_lightning.run.trained import Stage
 from apo_lightning.run.value_types import SEED, check_values
 from apo_lightning.types import Prompt
 
-FOR_ALL = ("num_samples", "limit", "max_completion_tokens")
+FOR_ALL = ("num_samples", "limit", "max_prompt_tokens", "max_completion_tokens")
 """Settings of each benchmark that the command line may give for all of them."""
 ANNOTATIONS = {
     "seed": SEED,
@@ -60,11 +64,13 @@ SAMPLES_PER_BATCH = {"cpu": 256, "cuda": 4096}
 
 def main(cfg: DictConfig) -> None:
     """The command; typed overrides and sweeps decide the folder of its results."""
-    evaluate(cfg, typed_overrides(), is_swept=HydraConfig.get().mode is RunMode.MULTIRUN)
+    overrides = typed_overrides()
+    evaluate(with_own_problems(cfg, overrides), overrides, is_swept=HydraConfig.get().mode is RunMode.MULTIRUN)
 
 
 def check(cfg: DictConfig) -> None:
     """Raise `ConfigError` for a job of a sweep that cannot work; nothing is loaded."""
+    cfg = with_own_problems(cfg, typed_overrides())
     check_values(cfg, ANNOTATIONS)
     evaluated = find_evaluated_policy(cfg, typed_overrides(), is_swept=True)
     engine: RolloutEngine = instantiate(cfg.engine)
@@ -205,6 +211,7 @@ def _task(
     for line in check_prompts_of_model(prompts, evaluated.tokenizer, evaluated.spec):
         say(line)
     check_prompts(benchmark.reward, prompts)
+    try_reward(benchmark.reward, prompts[0], partial(completion_ids, evaluated.tokenizer), TrainerState())
     settings = SamplingSettings(
         num_samples=benchmark.num_samples,
         temperature=cfg.temperature,

@@ -143,7 +143,7 @@ def sweep_folder() -> str | None:
 def launched(form: str, *, _root_: Any) -> str:
     """The time of the launch in a folder's name; raises `ConfigError` before it waits for ranks that nobody starts."""
     if launch().size > 1 and (trainer := _root_.get("trainer")) is not None:
-        from apo_lightning.run.checks import requested_devices
+        from apo_lightning.run.devices import requested_devices
 
         check_launch(requested_devices(trainer.accelerator, trainer.devices)[1], trainer.num_nodes)
     return launch_time().strftime(form)

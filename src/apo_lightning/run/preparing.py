@@ -17,6 +17,7 @@ from apo_lightning.advantages import AdvantageEstimator, check_group_size, gae_o
 from apo_lightning.checkpoints import CheckpointSettings
 from apo_lightning.checkpoints.folder import Header
 from apo_lightning.checkpoints.resume import FREE, HORIZON
+from apo_lightning.common.console import saying
 from apo_lightning.data.datamodule import PromptDataModule
 from apo_lightning.data.prompt_contract import check_prompts_of_model
 from apo_lightning.errors import ConfigError
@@ -27,21 +28,24 @@ from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import ReferenceSchedule
 from apo_lightning.model.spec import PolicySpec
+from apo_lightning.model.tokenizer import completion_ids
 from apo_lightning.parts.auxiliary import Auxiliary
 from apo_lightning.parts.averaging import BaseAveraging
 from apo_lightning.parts.critic import CriticSettings
 from apo_lightning.parts.dynamic_sampling import DynamicSampling
 from apo_lightning.rewards import Reward, WeightedRewards
-from apo_lightning.rewards.reward import check_prompts
+from apo_lightning.rewards.reward import TrainerState, check_prompts
+from apo_lightning.rewards.trial import try_reward
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.run.checks import (
-    check_devices,
     check_dtype,
     check_model,
     check_share,
     check_steps,
     check_strategy,
 )
+from apo_lightning.run.devices import check_devices
+from apo_lightning.run.launching import loud_exits
 from apo_lightning.run.lightning_options import check_monitors
 from apo_lightning.run.settings import all_needs, callbacks_for, step_settings
 from apo_lightning.run.sources import fingerprints
@@ -183,6 +187,9 @@ def prepare(cfg: DictConfig) -> Prepared:
     if dynamic_sampling is not None:
         dynamic_sampling.check(settings, len(data.train_prompts), advantage)
     check_prompts(reward, data.prompts)
+    with loud_exits(), saying("waiting for the reward of three made-up completions; Ctrl-C ends the command"):
+        state = TrainerState(max_steps=horizon * settings.minibatches_per_step)
+        try_reward(reward, data.train_prompts[0], functools.partial(completion_ids, tokenizer), state)
     auxiliary = None
     if term is not None:
         auxiliary = Auxiliary(term, term.load(data.train_prompts, tokenizer, settings.max_completion_tokens))

@@ -32,6 +32,8 @@ class TrainedRun:
     """The run's `model` node: the model before training."""
     data: DictConfig
     """The run's `data` node."""
+    reward: DictConfig
+    """The run's `reward` node."""
     lora: DictConfig | None
     """The run's adapters; None: all weights were trained."""
     algo: str
@@ -53,6 +55,7 @@ class TrainedRun:
             folder=folder,
             reference=composed.model,
             data=composed.data,
+            reward=composed.reward,
             lora=composed.policy.lora,
             algo=str(hydra.hydra.runtime.choices.algo),
             overrides=tuple(typed),
@@ -68,15 +71,19 @@ class TrainedRun:
         Raises:
             ConfigError: the node names another `_target_`.
         """
-        known = targets_of(group)
         # Resolved, since ${…} may stand for a node with a _target_ of its own.
-        for target in targets_in(None if node is None else OmegaConf.to_container(node, resolve=True)):
+        self.require_known(None if node is None else OmegaConf.to_container(node, resolve=True), group)
+        return instantiate(node, _convert_="all")
+
+    def require_known(self, node: object, group: str) -> None:
+        """Raise `ConfigError` for a `_target_` in plain data that no option of the group names."""
+        known = targets_of(group)
+        for target in targets_in(node):
             if target not in known:
                 raise ConfigError(
                     f"run={self.folder} names _target_: {target}, which no option of {group}= here names, so it is not "
                     f"called: if it is yours, put the option into configs/{group}/ of the working directory"
                 )
-        return instantiate(node, _convert_="all")
 
     @property
     def final_model(self) -> DictConfig:

@@ -26,6 +26,13 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 LOST_PEER = ("gloo/transport", "Connection closed by peer", "ncclRemoteError")
 """What torch says of a collective whose other end is gone."""
+OWN = {
+    "model": "an option of model= has the settings, and the weights are given apart: model=llama3b model.path={} "
+    "model.name={}",
+    "data": "an option of data= has the settings, and the file is given apart: data=gsm8k data.path={} data.name={}",
+    "reward": "give reward=callable reward.function._target_={}",
+}
+"""By group, what does what a path, a hub id or a dotted name in place of an option is meant to do."""
 
 
 def user_message(error: BaseException) -> str | None:
@@ -102,6 +109,9 @@ def _not_composed(error: Exception) -> str:
     """Hydra's or OmegaConf's message on a wrong override, in one line; a missing option with the nearest ones."""
     if isinstance(error, MissingConfigException) and (name := error.missing_cfg_file):
         group, _, option = name.partition("/")
+        if group in OWN and re.search(r"[./]", option):
+            own = Path(option).name.removesuffix(".jsonl").removesuffix(".parquet")
+            return f"{group}={option}: {OWN[group].format(option, re.sub(chr(92) + 'W', '_', own))}"
         if options := options_of(group):
             near = difflib.get_close_matches(option, options) or [
                 each for each in options if difflib.get_close_matches(option, [each.rpartition("/")[2]])

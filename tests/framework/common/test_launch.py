@@ -75,6 +75,9 @@ def test_a_launch_that_can_be_is_taken_as_it_is(variables, devices, expected, mo
     check_launch(devices, num_nodes=1)
     found = launch()
     assert (found.launcher, found.size, found.rank) == expected
+    monkeypatch.setattr("apo_lightning.common.launch._is_first", {})
+    assert is_first_process() is (found.rank == 0)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)  # by Lightning, after a validation
     assert is_first_process() is (found.rank == 0)
 
 

@@ -107,6 +107,13 @@ def test_a_local_copy_is_read_in_the_columns_of_its_data_set(tmp_path):
     assert row.answer == "2"  # the usual columns come first
 
 
+@pytest.mark.parametrize("record", [{"problem": "1 + 1?", "gold": "2"}, {"problem": "1 + 1?", "answer": None}])
+def test_a_file_without_answers_says_that_they_are_missing_and_not_the_problem(record, tmp_path):
+    path = write_jsonl(tmp_path / "mine.jsonl", [record])
+    with pytest.raises(ConfigError, match=rf":1 has no answer .*: its columns are {', '.join(record)}$"):
+        instantiate(composed("data=gsm8k", f"data.path={path}").data).load()
+
+
 def test_a_missing_hub_column_is_named(tmp_path):
     write_jsonl(tmp_path / "train.jsonl", RECORDS)
     with pytest.raises(ConfigError, match=r":1 has no answer \(target\): its columns are problem, answer"):

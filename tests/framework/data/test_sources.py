@@ -54,10 +54,10 @@ def test_excluded_benchmarks_leave_the_training_set(tmp_path, train_path):
 
 
 def test_nothing_left_to_train_on_is_refused_with_the_counts(tmp_path, train_path):
-    path = write(tmp_path / "train.jsonl", [("p", "1"), ("p", "2")])
-    with pytest.raises(ConfigError, match=r"nothing is left to train on .* dropped: 2 conflicting"):
+    path = write(tmp_path / "conflicting.jsonl", [("p", "1"), ("p", "2")])
+    with pytest.raises(ConfigError, match=r"nothing is left to train on: .* \(dropped: 2 conflicting"):
         DatasetSource(name="s", path=path).load()
-    with pytest.raises(ConfigError, match="num_validation=50"):
+    with pytest.raises(ConfigError, match=r"num_validation=50 would be held out: give data.num_validation=\d+, say"):
         DatasetSource(name="s", path=train_path, num_validation=50).load()
 
 

@@ -147,7 +147,7 @@ BROKEN = {
     "no JSON": (lambda f: write(f / CONFIG, "{"), "the folder cannot be loaded .*not a valid JSON"),
     "a list": (lambda f: write(f / CONFIG, "[]"), "the folder cannot be loaded"),
     "a string": (settings(hidden_size="32"), "the folder cannot be loaded .*'hidden_size' expected int"),
-    "no tokenizer": (without("tokenizer.json", "tokenizer_config.json"), "the folder cannot be loaded .*tokenizer"),
+    "no tokenizer": (without("tokenizer.json", "tokenizer_config.json"), "has no tokenizer .*save it there too"),
     "half a tokenizer": (lambda f: write(f / "tokenizer.json", "{}"), "the folder cannot be loaded"),
     "no generation": (lambda f: write(f / "generation_config.json", "{"), "generation_config.json cannot be read"),
     "no generation of this kind": (settings("generation_config.json", cache_implementation="no"), "cannot be read"),

@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from hydra.utils import instantiate
 
@@ -60,6 +61,12 @@ def apo(*words: str, **elsewhere: object) -> subprocess.CompletedProcess[str]:
         ),
         (["train", "algo=softer"], ("no configs/algo/softer.yaml here (", "with -cd FOLDER", "one of apo, apo_cross")),
         (["train", "experiment=short_locks"], ("experiment=lab/locks or experiment=lab/medium/locks, or, if",)),
+        (["train", "model=Qwen/Q-0.5B"], ("model=llama3b model.path=Qwen/Q-0.5B model.name=Q_0_5B",)),
+        (["train", "model=./folder"], ("model=llama3b model.path=./folder model.name=folder",)),
+        (["train", "data=/d/mine.jsonl"], ("data=gsm8k data.path=/d/mine.jsonl data.name=mine",)),
+        (["train", "reward=my.fn"], ("reward=my.fn: give reward=callable reward.function._target_=my.fn",)),
+        (["train", "--algo", "grpo"], ("--algo: a setting is typed without dashes and with =, algo=VALUE",)),
+        (["train", "--algo=grpo"], ("with =, algo=grpo",)),
         (["train", "experiment=null"], ("experiment=null: leave it out",)),
         (["train", "-m", "experiment=glob(papr/*)"], ("experiment=glob(papr/*) matches none of clean/llama3b_apo",)),
         (["train", "-m", "seed=glob(*)"], ("seed is no config group",)),
@@ -86,6 +93,29 @@ def test_what_is_seen_when_a_command_begins_is_one_line(words, refusal, tmp_path
     (line,) = [line for line in script.said.splitlines() if line.startswith("error: ")]
     assert refusal in line
     assert "Traceback" not in script.said
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_missing_gpus_are_said_before_anything_but_torch_is_imported(tmp_path):
+    done = apo("train", "model=tiny", "trainer=gpu", "trainer.devices=8", folder=tmp_path)
+    refusal, large = done.stderr.splitlines()
+    assert (done.returncode, large) == (1, "torch")
+    assert refusal.startswith("error: the trainer asks for 8 GPUs")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_plan_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["preflight", "model=tiny", "engine=transformers", "data.max_operand=20", "data.num_validation=4"]
+    monkeypatch.setattr(sys, "argv", ["apo", *words])
+    main(words)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_page_may_be_read_in_part():
+    command = f"{sys.executable} -m apo_lightning train --help | head -c 9"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("apo train", "")
 
 
 def test_a_refused_run_leaves_no_folder_and_takes_none_that_has_files(tmp_path, monkeypatch):

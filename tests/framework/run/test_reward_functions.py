@@ -7,7 +7,7 @@ import pytest
 from apo_lightning.errors import ConfigError
 from apo_lightning.run.training import prepare
 from composing import composed
-from running import RUN, on_one_and_two_ranks, run, train_tiny, without_clock
+from running import RUN, SIGNAL, on_one_and_two_ranks, run, train_tiny, without_clock
 
 
 def function(name, target):
@@ -62,6 +62,17 @@ def test_a_missing_column_is_refused_before_the_run(tmp_path):
     with pytest.raises(ConfigError, match="needs calls, expected, function, which problem"):
         train_tiny(tmp_path, "reward=callable", "reward.function._target_=rewarding.of_calls")
     assert not (tmp_path / "metrics.csv").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(SIGNAL[0], "reward.function._target_=rewarding.broken"), ("reward=weighted", *function("x", "broken"))],
+)
+def test_a_reward_that_fails_is_refused_before_the_run(options):
+    with pytest.raises(
+        ConfigError, match=r"reward rewarding.broken failed: OSError: no judge answers \(.*rewarding.py:\d+\)"
+    ):
+        prepare(composed(*RUN, *options))
 
 
 def test_an_estimator_of_verdicts_takes_the_reward_of_one_function(tmp_path):

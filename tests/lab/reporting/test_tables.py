@@ -188,6 +188,13 @@ def test_hyperparameters_that_differ_from_the_papers_are_marked(tmp_path: Path) 
     assert "floor" not in rows
 
 
+def test_the_coefficients_of_an_own_loss_stand_below_the_papers(tmp_path: Path) -> None:
+    for index, scale in enumerate((0.5, 2.0)):
+        write_run(tmp_path / str(index), algo="softer", loss={"scale": scale})
+    found = [[cell.text for cell in row.cells] for row in hyperparameter_table(read_runs([tmp_path])).rows]
+    assert ["scale", "softer", "–", "0.5, 2"] in found
+
+
 def test_tables_of_nothing_are_empty() -> None:
     assert report_tables((), ()) == ()
     assert main_results([]).rows == sensitivity_table([], block="x", method="APO").rows == ()

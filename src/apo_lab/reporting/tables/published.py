@@ -119,7 +119,7 @@ def coverage_table(covered: Sequence[Covered]) -> Table:
 
 
 def hyperparameter_table(runs: Sequence[RunCard]) -> Table:
-    """Every setting that the paper gives, and what the runs used; marked where a run differs.
+    """Every setting that the paper gives, and what the runs used; marked where a run differs. Then those of own losses.
 
     Source: the paper's table of hyper-parameters. It gives no units; the batch sizes are read as prompts.
     """
@@ -129,7 +129,10 @@ def hyperparameter_table(runs: Sequence[RunCard]) -> Table:
         name="hyperparameters",
         title="Hyper-parameters",
         columns=(*left("Setting", "Methods"), *right("Paper", "These runs")),
-        rows=tuple(_setting(cell, [run for run in runs if cell.method in ("", run.algo)]) for cell in cells),
+        rows=(
+            *(_setting(cell, [run for run in runs if cell.method in ("", run.algo)]) for cell in cells),
+            *_own_coefficients([run for run in runs if run.algo not in METHODS]),
+        ),
         notes=("†: not the paper's value in every run.",),
     )
 
@@ -199,6 +202,16 @@ def _setting(cell: PublishedCell, runs: Sequence[RunCard]) -> TableRow:
     found = ", ".join(sorted(values, key=value_place)) or "–"
     methods = METHODS[cell.method] if cell.method else "all"
     return row_of(HYPERPARAMETERS[cell.metric], methods, cell.text, Cell(found, marked=differs))
+
+
+def _own_coefficients(runs: Sequence[RunCard]) -> Iterator[TableRow]:
+    """The coefficients of losses that have no printed name here, by algorithm."""
+    for algo in dict.fromkeys(run.algo for run in runs):
+        of_algo = [run.config for run in runs if run.algo == algo]
+        for key in sorted({key for config in of_algo for key in config if key.startswith("algo.loss.")}):
+            if not key.endswith("_target_"):
+                values = {plain(config[key]) for config in of_algo if key in config}
+                yield row_of(key.removeprefix("algo.loss."), algo, "–", ", ".join(sorted(values, key=value_place)))
 
 
 def _value(run: RunCard, key: str) -> str | None:

@@ -1,0 +1,79 @@
+"""A reward is tried on made-up completions before a run: in the run a faulty one would fail late, or train on zeros."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from apo_lightning.common.random_states import random_states, restore_random_states
+from apo_lightning.errors import ConfigError, Preempted, failure
+from apo_lightning.rewards.callable import LOGGER, CallableReward
+from apo_lightning.rewards.math_verify import MathVerifyReward
+from apo_lightning.rewards.reward import Reward, Samples, TrainerState, score_samples
+from apo_lightning.rewards.weighted import WeightedRewards
+from apo_lightning.types import Prompt, Verdict
+
+MADE_UP = "three made-up completions, with the right answer, a wrong one and none"
+
+
+def try_reward(reward: Reward, prompt: Prompt, encode: Callable[[str], list[int]], state: TrainerState) -> None:
+    """Call a reward as a step does, on the right answer of a prompt, a wrong one and an empty completion.
+
+    Each function is called once; where it fails on messages, or gives all three the same reward, once more on text.
+    Random generators are left as they were. `encode` gives the tokens of a completion, with the one that ends it.
+
+    Raises:
+        ConfigError: it raises, or returns anything but one finite number or verdict per completion; or it
+            tells the three apart as text alone, and would be given messages.
+    """
+    states, LOGGER.disabled = random_states(), True  # what it would say is the error
+    try:
+        for part in reward.functions.values() if isinstance(reward, WeightedRewards) else (reward,):
+            if not isinstance(part, MathVerifyReward):  # ours: its processes start when they are needed
+                _try(part, _samples(prompt, encode, state))
+    finally:
+        LOGGER.disabled = False
+        restore_random_states(states)
+
+
+def _samples(prompt: Prompt, encode: Callable[[str], list[int]], state: TrainerState) -> Samples:
+    form = "\\boxed{%s}" if "\\boxed" in prompt.text else "%s"
+    texts = (form % prompt.answer, form % "-31415", "")
+    ids = [encode(text) for text in texts]
+    return Samples(prompts=[prompt] * len(texts), texts=texts, plain_texts=texts, token_ids=ids, state=state)
+
+
+def _try(reward: Reward, samples: Samples) -> None:
+    fault, rewards = _outcome(reward, samples)
+    if isinstance(reward, CallableReward) and reward.gets_messages(samples) and reward.format == "auto":
+        as_text = CallableReward(reward.function, reward.correct_threshold, "text")
+        fault_on_text, on_text = (None, ()) if len(set(rewards)) > 1 else _outcome(as_text, samples)
+        if on_text and (fault is not None or len(set(on_text)) > 1):
+            found = fault or f"reward {reward.name} gives the same reward to {MADE_UP}"
+            raise ConfigError(
+                f"{found}: it gets lists of messages, and works on text: give reward.format=text, or "
+                "reward.format=messages to leave it as it is"
+            )
+        if fault_on_text not in (None, fault):
+            fault = f"{fault}; on text, which reward.format=text gives: {fault_on_text}"
+    if fault is not None:
+        raise ConfigError(f"{fault}; it was called on {MADE_UP}")
+
+
+def _outcome(reward: Reward, samples: Samples) -> tuple[str | None, Sequence[float]]:
+    """What is wrong with the reward on these samples, and what it gives where nothing is."""
+    name = f"reward {type(reward).__qualname__}"
+    try:
+        verdicts = list(score_samples(reward, samples))
+    except (KeyboardInterrupt, Preempted, ConfigError):
+        raise
+    except BaseException as error:  # a user's sys.exit too
+        return f"{name} failed: {failure(error, reward)}", ()
+    if len(verdicts) != len(samples.texts):
+        return f"{name} returned {len(verdicts)} verdicts for {len(samples.texts)} completions", ()
+    for verdict in verdicts:
+        if not isinstance(verdict, Verdict):
+            return f"{name} returned {verdict!r:.100}: return one Verdict per completion", ()
+        if verdict.status == "error":
+            return verdict.reason or f"{name} returned a verdict `error`", ()
+        if not math.isfinite(verdict.reward):
+            return f"{name} returned a reward of {verdict.reward}: not a finite number", ()
+    return None, [verdict.reward for verdict in verdicts]
