@@ -77,7 +77,10 @@ def summarise(
     for name, column in values.items():
         estimate = estimate_of(score_interval(name, column))
         if name == "completion_tokens":
-            estimate = replace(estimate, high=min(estimate.high, float(settings.max_completion_tokens)))
+            longest = float(settings.max_completion_tokens)
+            if column.min() == column.max():  # no spread: the limits of a length say more than those of any number
+                estimate = estimate_of(mean_intervals(column[:, None], highest=longest)[0])
+            estimate = replace(estimate, high=min(estimate.high, longest))
         metrics[name] = estimate
     return EvaluationResult(
         benchmark=benchmark,

@@ -75,6 +75,13 @@ def test_every_metric_is_the_mean_over_problems_computed_by_hand():
     assert all(e.low < e.value <= e.high or e.low <= e.value < e.high for e in found.metrics.values())
 
 
+def test_completions_of_one_length_have_an_interval_between_the_limits_of_a_length():
+    cut = [sample(f"p{i}", 0, num_tokens=20, finish_reason="length") for i in range(10)]
+    # Half an unseen problem of no tokens: 20 times the 0.025-quantile of Beta(10, 1/2), which is 0.77.
+    tokens = result(cut, 1).metrics["completion_tokens"]
+    assert (tokens.value, round(tokens.low / 20, 2), tokens.high) == (20.0, 0.77, 20.0)
+
+
 def test_what_was_not_measured_is_absent_and_what_was_is_reported():
     found = result([replace(s, entropy=None, support_coverage=0.9, outside_support=0.1) for s in TWO_PROBLEMS], 4)
     assert "entropy" not in found.metrics
