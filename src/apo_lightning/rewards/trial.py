@@ -43,7 +43,7 @@ def _samples(prompt: Prompt, encode: Callable[[str], list[int]], state: TrainerS
 
 def _try(reward: Reward, samples: Samples) -> None:
     fault, rewards = _outcome(reward, samples)
-    if isinstance(reward, CallableReward) and reward.gets_messages(samples) and reward.format == "auto":
+    if type(reward) is CallableReward and reward.gets_messages(samples) and reward.format == "auto":
         as_text = CallableReward(reward.function, reward.correct_threshold, "text")
         fault_on_text, on_text = (None, ()) if len(set(rewards)) > 1 else _outcome(as_text, samples)
         if on_text and (fault is not None or len(set(on_text)) > 1):

@@ -211,7 +211,8 @@ def _task(
     for line in check_prompts_of_model(prompts, evaluated.tokenizer, evaluated.spec):
         say(line)
     check_prompts(benchmark.reward, prompts)
-    try_reward(benchmark.reward, prompts[0], partial(completion_ids, evaluated.tokenizer), TrainerState())
+    with loud_exits():
+        try_reward(benchmark.reward, prompts[0], partial(completion_ids, evaluated.tokenizer), TrainerState())
     settings = SamplingSettings(
         num_samples=benchmark.num_samples,
         temperature=cfg.temperature,

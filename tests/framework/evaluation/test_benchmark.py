@@ -65,7 +65,7 @@ def test_a_path_goes_before_a_source(file):
 def test_a_long_prompt_is_refused_by_name_not_dropped(file):
     ready = benchmark(path=file, max_prompt_tokens=10)
     rows, _ = ready.load()
-    with pytest.raises(ConfigError, match=r"problem 'sums-1' has 11 prompt tokens, above 10: raise benchmark.sums"):
+    with pytest.raises(ConfigError, match=r"problem 'sums-1' has 11 prompt tokens, above 10: raise max_prompt_tokens"):
         ready.prompts(rows, character_tokenizer(), BASE_TEMPLATE)
 
 

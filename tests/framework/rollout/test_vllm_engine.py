@@ -36,8 +36,8 @@ def bare_environment(monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_without_vllm_the_error_names_the_extras(bare_environment):
-    with pytest.raises(ConfigError, match=r"apo-lightning\[vllm\].*apo-lightning\[cpu\].*engine=transformers"):
+def test_without_vllm_the_error_names_the_set_up(bare_environment):
+    with pytest.raises(ConfigError, match=r"EXTRA=vllm make setup.*EXTRA=cpu make setup.*engine=transformers"):
         make_engine("vllm").check(CPU)
 
 
