@@ -219,8 +219,8 @@ def require_same_sources(checkpoint: Checkpoint, sources: Mapping[str, str]) -> 
         say(f"{checkpoint.folder.name} has no fingerprints of {' and '.join(unknown)}, which are not compared")
     if changed := [name for name in sources if saved.get(name, sources[name]) != sources[name]]:
         raise ConfigError(
-            f"checkpoint {checkpoint.folder}: {' and '.join(changed)} are other than when its run began, under the "
-            "same settings: restore what was changed, or start a new run"
+            f"checkpoint {checkpoint.folder}: {' and '.join(changed)} changed after its run began, under the same "
+            "settings: restore what was changed, or start a new run"
         )
 
 

@@ -121,6 +121,8 @@ def _not_composed(error: Exception) -> str:
                 f"there is no configs/{name}.yaml here ({Path.cwd()}) or in the framework: choose {choice}, or, if it "
                 "lies elsewhere, name the folder of its configs with -cd FOLDER, and that of its code in PYTHONPATH"
             )
+    if found := re.match(r"Could not append to config. An item is already at '([^']+)'", str(error)):
+        return f"+{found[1]}: this key has a value already: write it without the +"
     parts = [str(error).removeprefix(f"{ConfigError.__name__} raised while resolving interpolation: ")]
     parts[0] = parts[0].split("Config search path")[0]
     if error.__cause__ is not None:

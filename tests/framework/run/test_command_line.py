@@ -48,6 +48,7 @@ def apo(*words: str, **elsewhere: object) -> subprocess.CompletedProcess[str]:
     [
         (["evaluate", "bad=override"], ("Could not override 'bad'",)),
         (["export", "run"], ("Error parsing override 'run'",)),
+        (["train", "+trainer.precision=16"], ("+trainer.precision: this key has a value already", "without the +")),
         (["train", "trainer.max_step=3"], ("no setting trainer.max_step: the nearest is trainer.max_steps",)),
         (["train", "-m", "algo=apo,grpo", "optimiser.lr=1"], ("no setting optimiser.lr: the nearest is opti",)),
         (["train", "algo=sage", "algo.loss.guide_rati=1"], ("no setting algo.loss.guide_rati: the nearest is algo",)),
