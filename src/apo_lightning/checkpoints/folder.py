@@ -212,7 +212,7 @@ def read_header(folder: Path) -> Header:
 def require_same_sources(checkpoint: Checkpoint, sources: Mapping[str, str]) -> None:
     """Raise `ConfigError` if a content that a checkpoint's run began with has changed, and name it.
 
-    What the checkpoint has no fingerprint of is not compared, and that is said.
+    A content without a fingerprint in the checkpoint is not compared; a line names it.
     """
     saved = checkpoint.header.sources or {}
     if unknown := [name for name in sources if name not in saved]:

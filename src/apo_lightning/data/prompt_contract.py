@@ -63,7 +63,7 @@ class _Reader:
     tokenizer: PreTrainedTokenizerBase
     spec: PolicySpec
     added: set[int]
-    """Ids that the tokenizer has beside its model's, `<think>` with them."""
+    """Ids of tokens that were added to the tokenizer's vocabulary, such as `<think>`."""
     special: set[int]
     """Ids that are no text, without the unknown token."""
 

@@ -59,7 +59,7 @@ CALLBACKS: Mapping[str, str] = {
 
 
 def check_trainer(trainer: Mapping[str, Any], others: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for an argument that the run would not follow, in `trainer` or typed beside it."""
+    """Raise `ConfigError` for an argument of `Trainer` that would have no effect or break the run."""
     typed = {f"trainer.{name}": value for name, value in trainer.items()}
     for key, value in {**typed, **{name: others[name] for name in GONE if name in others}}.items():
         remedy, harmless = UNFIT.get(key.removeprefix("trainer."), ("", (value,)))

@@ -1,4 +1,4 @@
-"""`apo evaluate run=…` on problems of one's own: whatever a benchmark does not say is the run's."""
+"""`apo evaluate run=…` on your own problems: the run gives each setting that the benchmark leaves out."""
 
 import importlib.util
 from collections.abc import Mapping, Sequence
