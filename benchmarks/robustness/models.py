@@ -105,7 +105,7 @@ OWN: dict[str, dict[str, Any]] = {
 RUN = (
     "model=tiny", "model.config=null", "data=gsm8k", "data.num_validation=0", "data.max_completion_tokens=6",
     "data.max_prompt_tokens=256", "prompts_per_step=4", "prompts_per_minibatch=4", "group_size=4",
-    "trainer.max_steps=3", "callbacks=none", "+callbacks.export._target_=apo_lightning.callbacks.export.ExportPolicy", 
+    "trainer.max_steps=3", "callbacks=none", "+callbacks.export._target_=apo_lightning.callbacks.export.ExportPolicy",
     "optimizer.lr=1e-3", "scheduler.num_warmup_steps=0", "checkpoint.save_every=null", "algo=grpo",
     # A random model gets no sum right; this it gets half right.
     "reward=callable", "reward.function._target_=benchmarks.shared.runs.even_start",

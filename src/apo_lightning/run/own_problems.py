@@ -11,7 +11,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.run.trained import TrainedRun
 
 NUM_SAMPLES = 16
-SIZES = ("instruction", "system", "max_prompt_tokens", "max_completion_tokens")
+FROM_DATA = ("instruction", "system", "max_prompt_tokens", "max_completion_tokens")
 """Keys of `data` that a benchmark has too."""
 
 
@@ -79,7 +79,7 @@ def _filled_in(name: str, node: Any, run: TrainedRun | None) -> Any:
             "num_problems": None,
             "limit": None,
             "num_samples": NUM_SAMPLES,
-            **{key: getattr(source, key) for key in SIZES},
+            **{key: getattr(source, key) for key in FROM_DATA},
             "diversity": False,
             "encoder": None,
             "reward": reward,
