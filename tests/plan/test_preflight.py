@@ -96,3 +96,18 @@ def test_the_command_line_leaves_the_status_and_no_colour_in_a_file(tmp_path):
     script = start_script("preflight", *arguments)
     assert (script.wait(), "\x1b" in script.said) == ([1], False), script.said
     assert "error: group_size is 0: give at least 1" in script.said.splitlines()
+
+
+@pytest.mark.slow
+def test_the_command_line_plans_for_gpus_that_this_machine_lacks(tmp_path):
+    arguments = [
+        "model=tiny",
+        "engine=transformers",
+        "trainer=fsdp8",
+        "trainer.devices=64",
+        f"hydra.run.dir={tmp_path}",
+    ]
+    script = start_script("preflight", *arguments)
+    assert script.wait() == [1]
+    assert "error: the trainer asks for 64 GPUs" in script.said
+    assert "memory" in script.said

@@ -141,7 +141,7 @@ def _run(command: Command, overrides: Sequence[str]) -> None:
             with _errors_in_one_line(), _exits_are_errors():
                 if is_swept:
                     sweep.begin_job(overrides)
-                if command.takes_ranks:
+                if command.uses_devices:
                     from apo_lightning.run.devices import check_devices  # with torch alone: a refusal comes at once
 
                     check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)

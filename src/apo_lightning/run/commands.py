@@ -31,6 +31,9 @@ class Command:
     takes_ranks: bool = False
     """Whether the processes that a launcher starts share the work; False: the command is one process."""
 
+    uses_devices: bool = False
+    """Whether it runs on the devices of `trainer`, and is refused where they are missing; False: it may plan for them."""
+
     def load(self) -> Callable[[Any], Any]:
         """Import the function that does the work."""
         module, _, function = self.work.partition(":")
@@ -58,6 +61,7 @@ BUILT_IN = (
         work="apo_lightning.run.training:main",
         config="train",
         takes_ranks=True,
+        uses_devices=True,
     ),
     Command(
         name="evaluate",
@@ -65,6 +69,7 @@ BUILT_IN = (
         work="apo_lightning.run.evaluating:main",
         config="evaluate",
         takes_ranks=True,
+        uses_devices=True,
     ),
     Command(
         name="export",
