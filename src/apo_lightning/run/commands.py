@@ -32,7 +32,7 @@ class Command:
     """Whether the processes that a launcher starts share the work; False: the command is one process."""
 
     uses_devices: bool = False
-    """Whether it runs on the devices of `trainer`, and is refused where they are missing; False: it may plan for them."""
+    """Whether it runs on the devices of `trainer`, and is refused without them; False: it may plan for them."""
 
     def load(self) -> Callable[[Any], Any]:
         """Import the function that does the work."""
