@@ -21,12 +21,11 @@ class LengthPull(Part):
         self.coef, self.decay = coef, decay
         self.mean_length = 0.0
 
-    def sampled(self, setup: Setup, batch: Sequence[Prompt], rollouts: Rollouts | None) -> Rollouts | None:
+    def sampled(self, setup: Setup, batch: Sequence[Prompt], rollouts: Rollouts) -> Rollouts:
         """Update the running mean, over all ranks."""
-        if rollouts is not None:
-            tokens, completions = setup.ranks.sums([int(rollouts.lengths.sum()), len(rollouts.completions)])
-            mean = tokens / completions
-            self.mean_length = self.decay * self.mean_length + (1 - self.decay) * mean if self.mean_length else mean
+        tokens, completions = setup.ranks.sums([int(rollouts.lengths.sum()), len(rollouts.completions)])
+        mean = tokens / completions
+        self.mean_length = self.decay * self.mean_length + (1 - self.decay) * mean if self.mean_length else mean
         return rollouts
 
     def token_loss(self, setup: Setup, plan: StepPlan, microbatch: Microbatch, hidden: Tensor) -> LossOutput:

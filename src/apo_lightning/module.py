@@ -1,6 +1,7 @@
 """The training loop: sample → score → advantages → reference → update → publish, one rollout a training step."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -103,7 +104,8 @@ class RLVRModule(pl.LightningModule):
             prompts = self.ranks.share(batch, self.settings.prompts_per_minibatch)
             rollouts = self.sample(prompts, self.settings.group_size, step=step, stream="train")
             for part in self.parts:
-                rollouts = part.sampled(self.step_setup, batch, rollouts)
+                if rollouts is not None:
+                    rollouts = part.sampled(self.step_setup, batch, rollouts)
             self.checkpointer.after_sampling(self._state(), rollouts)
             assert rollouts is not None
         self.engine.sleep()
@@ -111,13 +113,15 @@ class RLVRModule(pl.LightningModule):
         return rollouts
 
     def sample(self, prompts: Sequence[Prompt], group_size: int, *, step: int, stream: str) -> Rollouts | None:
-        """Completions with their verdicts; None: given up, because the run is asked to stop."""
-        try:
+        """This rank's completions with their verdicts; None on all ranks: one gave up, asked to stop. Collective."""
+        rollouts = None
+        with suppress(GenerationStopped):
             rollouts = self.collector.collect(
                 prompts, group_size=group_size, temperature=self.settings.temperature, step=step, stream=stream
             )
-        except GenerationStopped:
+        if self.ranks.max(rollouts is None):
             return None
+        assert rollouts is not None
         check_policy_version(rollouts.completions, self.policy_version)
         return rollouts
 
@@ -151,7 +155,7 @@ class RLVRModule(pl.LightningModule):
         with self.clock.phase("metrics"):
             tokens = plan.table.freeze()
             record.close()
-            metrics = step_metrics(rollouts, tokens, record, self.ranks) | reward_metrics(rollouts)
+            metrics = step_metrics(rollouts, tokens, record, self.loss.medians, self.ranks) | reward_metrics(rollouts)
             work = total_work(rollouts, record.work, self.ranks)
             output = StepOutput(
                 step=rollouts.step,
@@ -278,6 +282,7 @@ class RLVRModule(pl.LightningModule):
     def on_train_start(self) -> None:
         """Start the engine, now that the process group exists and the policy is sharded."""
         self._start_engine()
+        self.ranks.equalize(self.step_setup.own_parameters)
         self.checkpointer.restore_training(self._state())
         self.model_size = model_size(self.policy.model)
         self.peak_flops = total_peak_flops(self.trainer)

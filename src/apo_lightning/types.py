@@ -300,7 +300,7 @@ class Advantages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anchor:
-    """The reference's K most likely tokens at each position, T_K, the sampled one included.
+    """The reference's K most likely tokens at each position, T_K; the sampled one may be among them.
 
     An absent slot (or a token whose reference was not computed) has id −1 and both log-probs −inf.
     """
@@ -382,8 +382,8 @@ class Needs:
     reference_model: bool = False
     """A frozen reference is kept, though it is not run on the tokens of the step: a probe asks for it."""
     gradient_on: str | None = None
-    """Of a loss: the smallest of `TOKEN_SETS` outside of which it has no gradient; None: it may have one anywhere. The
-    update runs no completion without such a token; its tokens stay in every denominator."""
+    """The smallest of `TOKEN_SETS` outside of which it has no gradient; None: of a loss, it may have one anywhere, and
+    of a part, it has none. The update runs no completion without such a token; its tokens stay in every denominator."""
     reference_on: str | None = None
     """Of a loss: the one of `TOKEN_SETS` on which it reads the reference; None: all. On the other tokens `ref_logprobs`
     and `full_kl` are 0 and anchors are absent."""

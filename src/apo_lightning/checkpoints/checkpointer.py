@@ -172,13 +172,12 @@ class Checkpointer:
     def after_sampling(self, run: RunState, rollouts: Rollouts | None) -> None:
         """After a stop signal, save and raise `Preempted`.
 
-        The rollouts are saved if every rank has them, and few enough could not be judged to train on; None: the
-        sampling of this rank was abandoned.
+        The rollouts are saved if there are any, on all ranks, and few enough could not be judged to train on.
         """
         if not self._should_stop(run):
             return
         verdicts = items_of_all_ranks([] if rollouts is None else rollouts.verdicts)
-        is_sampled = not run.ranks.max(rollouts is None) and not has_too_many_errors(verdicts)
+        is_sampled = rollouts is not None and not has_too_many_errors(verdicts)
         position = Position(step=run.step, is_sampled=is_sampled)
         self._save_and_stop(run, position, rollouts if is_sampled else None)
 

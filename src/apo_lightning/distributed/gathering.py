@@ -3,12 +3,12 @@
 A rank's `StepOutput` has only the prompts that it worked on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import lightning.pytorch as pl
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from apo_lightning.common.process_group import num_processes
 
@@ -48,6 +48,20 @@ class Ranks:
     def max(self, value: float | int) -> float:
         """The maximum of a value over all ranks; collective."""
         return float(value) if self.world_size == 1 else float(self._reduce([value], torch.distributed.ReduceOp.MAX))
+
+    def equalize(self, tensors: Iterable[Tensor]) -> None:
+        """Give every rank the first rank's values, in place; collective."""
+        if self.world_size > 1:
+            for tensor in tensors:
+                torch.distributed.broadcast(tensor.detach(), 0)
+
+    def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Replace each gradient by its mean over all ranks, 0 on one that has none; collective."""
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            if self.world_size > 1:
+                torch.distributed.all_reduce(parameter.grad)
+                parameter.grad /= self.world_size
 
     def finish_queued(self) -> None:
         """Wait until this rank's GPU has done all that it was told to."""

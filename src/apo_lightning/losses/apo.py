@@ -132,6 +132,11 @@ class APO(PolicyLoss):
         """Skipped tokens are not triggered: a triggered one has A ≠ 0, and runs unless its completion is dropped."""
         return {"apo/triggered_fraction": 0.0}
 
+    @property
+    def medians(self) -> frozenset[str]:
+        """r_anchor has a long tail."""
+        return frozenset({"apo/anchor_ratio"})
+
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """−objective(ρ, A)."""
         anchor = self.anchors(inputs)

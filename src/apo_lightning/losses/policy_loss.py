@@ -224,6 +224,11 @@ class PolicyLoss(ABC):
         return {}
 
     @property
+    def medians(self) -> frozenset[str]:
+        """Names of metrics that are logged as a median over tokens, since few large values would make up a mean."""
+        return frozenset()
+
+    @property
     def _clip(self) -> dict[str, Any]:
         return {"clip_eps": self.clip_eps, "clip_eps_high": self.clip_eps_high, "dual_clip": self.dual_clip}
 

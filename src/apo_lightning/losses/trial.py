@@ -1,7 +1,7 @@
 """A loss is tried on eight made-up tokens before a run: in the run a wrong one would fail late, or never be called."""
 
 import traceback
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ def try_loss(loss: PolicyLoss) -> None:
 @torch.enable_grad()
 def _try(loss: PolicyLoss, log_ratio: float) -> None:
     name, tokens = f"algo.loss is {type(loss).__name__}", f"{NUM_TOKENS} made-up tokens"
+    inputs: LossInputs | None = None
     try:
         inputs, logits = _inputs(loss, log_ratio)
         output = loss(inputs)
@@ -39,6 +40,9 @@ def _try(loss: PolicyLoss, log_ratio: float) -> None:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f" ({frame.filename}:{frame.lineno})" if frame.filename != __file__ else ""
         failure = f"{type(error).__name__}: {in_brief(error)}{where}"
+        if inputs is not None and "NoneType" in failure:
+            absent = ", ".join(item.name for item in fields(LossInputs) if getattr(inputs, item.name) is None)
+            raise ConfigError(f"{name}, which fails on {tokens}: {failure}; its needs do not name {absent}") from error
         raise ConfigError(
             f"{name}, which fails on {tokens}: {failure}; a loss takes LossInputs and returns LossOutput"
         ) from error

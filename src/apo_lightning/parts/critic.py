@@ -90,7 +90,8 @@ class Critic(Part):
     """
 
     name = "critic"
-    needs = Needs(gradient_on="all", reference_on="all")
+    needs = Needs(gradient_on="all", reference_on="all")  # which advantages are negative, values decide
+    columns = frozenset({"values", "returns"})
 
     def __init__(self, settings: CriticSettings, gae: GAE, policy: Policy) -> None:
         self.settings, self.gae = settings, gae

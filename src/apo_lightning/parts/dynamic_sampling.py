@@ -105,7 +105,7 @@ class DynamicSampling(Part):
             return None
         return "algo.dynamic_sampling throws away groups that are all wrong or all correct: SignedReward trains on them"
 
-    def sampled(self, setup: Setup, batch: Sequence[Prompt], rollouts: Rollouts | None) -> Rollouts | None:
+    def sampled(self, setup: Setup, batch: Sequence[Prompt], rollouts: Rollouts) -> Rollouts | None:
         """This rank's share of a step's groups; collective.
 
         Every rank samples its share of every round. Selection and order are global, so they do not depend on the number
@@ -114,16 +114,16 @@ class DynamicSampling(Part):
         Args:
             setup: of the run.
             batch: the step's prompts, of all ranks.
-            rollouts: this rank's share of the first round; None, and then the result: a rank gave up.
+            rollouts: this rank's share of the first round.
         """
         rounds = _Rounds(setup, batch)
         later = later_prompts(setup.prompts, batch, setup.seed, setup.ranks.trainer.global_step + 1)
-        part, prompts = rollouts, batch
+        part: Rollouts | None = rollouts
+        prompts = batch
         per_minibatch = setup.settings.prompts_per_minibatch
         for num_rounds in count(1):
-            if setup.ranks.max(part is None):
+            if part is None:
                 return None
-            assert part is not None
             rounds.add(part, len(prompts), per_minibatch)
             if rounds.num_missing <= 0 or num_rounds == self.max_rounds:
                 break

@@ -49,7 +49,7 @@ from apo_lightning.run.launching import loud_exits
 from apo_lightning.run.lightning_options import check_monitors
 from apo_lightning.run.settings import all_needs, callbacks_for, step_settings
 from apo_lightning.run.sources import fingerprints
-from apo_lightning.step.part import Part, check_columns
+from apo_lightning.step.part import Part, check_parts
 from apo_lightning.step.settings import StepSettings, rates_of, try_schedule
 from apo_lightning.types import Needs
 
@@ -142,7 +142,7 @@ def prepare(cfg: DictConfig) -> Prepared:
     critic, dynamic_sampling, term = (instantiate(cfg.algo.get(k)) for k in ("critic", "dynamic_sampling", "auxiliary"))
     averaging, reference = instantiate(cfg.averaging), instantiate(cfg.reference)
     own_parts = [*instantiate(cfg.algo.get("parts", {})).values()]
-    check_columns(loss.needs, own_parts, loss=type(loss).__name__)
+    check_parts(loss.needs, own_parts, loss=type(loss).__name__)
     needs = functools.reduce(Needs.__or__, (part.needs for part in own_parts), needs)
     if critic is not None:
         critic.check(advantage, loss, cfg.trainer.max_steps)

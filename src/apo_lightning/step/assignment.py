@@ -242,7 +242,7 @@ def assign(
 
 
 def _costs(rollouts: Rollouts, advantages: Advantages, needs: Needs) -> RankCosts:
-    """The masks with one value a completion: all of its tokens have the same advantage, unless a part changes them."""
+    """The masks with one value a completion, whose tokens have one advantage; a part that changes this has `needs`."""
     values, is_correct = advantages.values.flatten().float(), rollouts.is_correct.flatten()
     runs = needs.gradient_mask(values, is_correct) & advantages.keep.flatten()
     reads_reference = runs & needs.reference_mask(values, is_correct) & needs.reference_statistics

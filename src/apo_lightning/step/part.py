@@ -1,7 +1,7 @@
 """What every step works with, and the parts that change a step without the algorithm box knowing of them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -46,9 +46,18 @@ class Setup:
     def needs(self) -> Needs:
         """What the loss and the parts read, and on which tokens any of them can have a gradient."""
         needs = self.loss.needs
+        needs = replace(needs, gradient_on=needs.gradient_on or "all")
         for part in self.parts:
             needs |= part.needs
         return needs
+
+    @property
+    def own_parameters(self) -> list[nn.Parameter]:
+        """What the parts' optimizers train beside policy and `Part.models`; a copy on each rank, kept equal."""
+        models = [self.policy, *(model for part in self.parts for model in part.models)]
+        of_models = {id(parameter) for model in models for parameter in model.parameters()}
+        optimized = [names.values() for part in self.parts for names, _ in part.optimizers.values()]
+        return [parameter for own in optimized for parameter in own if id(parameter) not in of_models]
 
     def table(self, rollouts: Rollouts, advantages: Advantages) -> StepTable:
         """The table of a step from the rollouts that this rank sampled, and their advantages; collective."""
@@ -77,8 +86,9 @@ class Part:
     name: str = ""
     """Key of its state in checkpoints, and of its time; unique in a run."""
     needs: Needs = Needs()
-    """A reference that is kept for it (`reference_model`), or that the update runs every kept completion
-    (`gradient_on="all"`, and `reference_on="all"` where these may be errors)."""
+    """`reference_model`: a reference is kept for it. `gradient_on`: tokens on which it adds to the loss, so that the
+    update runs their completions. `reference_on`: of a part that replaces advantages, the tokens on which the loss may
+    then read the reference; ranks share this work by it. What else a part reads, it computes."""
     columns: frozenset[str] = frozenset()
     """Names of the `StepTable.columns` that it writes."""
     held_steps: int = 0
@@ -96,7 +106,10 @@ class Part:
 
     @property
     def optimizers(self) -> Mapping[str, tuple[Mapping[str, nn.Parameter], Optimizer]]:
-        """Its own optimizers with the parameters that each trains, by name."""
+        """Its own optimizers with the parameters that each trains, by name.
+
+        Gradients are emptied before every mini-batch, and are means over the ranks when `clip_gradient` is called.
+        """
         return {}
 
     def configure(self) -> None:
@@ -107,8 +120,8 @@ class Part:
 
     # ------------------------------------------------------------------ in a step
 
-    def sampled(self, setup: Setup, batch: Sequence[Prompt], rollouts: Rollouts | None) -> Rollouts | None:
-        """This rank's rollouts of the step, which may be others; None: a rank was asked to stop.
+    def sampled(self, setup: Setup, batch: Sequence[Prompt], rollouts: Rollouts) -> Rollouts | None:
+        """This rank's rollouts of the step, which may be others; None, then on all ranks: `setup.sample` gave up.
 
         `batch` are the step's prompts, of all ranks.
         """
@@ -178,8 +191,16 @@ class Part:
         """Restore what `state_dict` gave."""
 
 
-def check_columns(needs: Needs, parts: Sequence[Part], *, loss: str) -> None:
-    """Raise `ConfigError` where a loss reads a column that no part writes, or two parts have one name."""
+def check_parts(needs: Needs, parts: Sequence[Part], *, loss: str) -> None:
+    """Raise `ConfigError` where a loss reads a column that no part writes, or parts have one name or no such needs."""
+    for part in parts:
+        told = replace(part.needs, gradient_on=None, reference_on=None, reference_model=False)
+        unmet = [item.name for item in fields(Needs) if getattr(told, item.name) != item.default]
+        if unmet:
+            raise ConfigError(
+                f"the part {part.name!r} has needs.{unmet[0]}, which is given to losses alone: a part declares "
+                "gradient_on and reference_model, and computes what else it reads"
+            )
     missing = needs.columns.difference(*(part.columns for part in parts))
     if missing:
         raise ConfigError(

@@ -37,9 +37,9 @@ def score_reference(setup: Setup, plan: StepPlan) -> None:
     with unsharded_root(setup.reference.policy):
         for wanted, anchor_size in passes:
             for microbatch in setup.microbatches(table.sequences, table.completions_with(wanted)):
-                part = microbatch.part(wanted[microbatch.token_index])
-                statistics = setup.reference.score(part, anchor_size, temperature=setup.settings.temperature)
-                table.record_reference(part, statistics)
+                chunk = microbatch.part(wanted[microbatch.token_index])
+                statistics = setup.reference.score(chunk, anchor_size, temperature=setup.settings.temperature)
+                table.record_reference(chunk, statistics)
 
 
 @torch.no_grad()
@@ -62,23 +62,28 @@ def minibatch_gradient(
     """
     compared = [setup.reference.policy] if setup.loss.needs.full_kl and setup.reference is not None else []
     trained = [setup.policy, *(model for part in setup.parts for model in part.trained)]
+    own = setup.own_parameters
     for model in trained:
         model.zero_grad(set_to_none=True)
+    for parameter in own:
+        parameter.grad = None
     losses: list[TokenLosses] = []
     with ExitStack() as passes:
         for model in trained + compared:
             passes.enter_context(unsharded_root(model))
-        terms = [partial(microbatch_loss, setup, plan, minibatch, part, losses) for part in minibatch.microbatches]
+        terms = [partial(microbatch_loss, setup, plan, minibatch, batch, losses) for batch in minibatch.microbatches]
         terms += [term for part in setup.parts for term in part.terms(setup, plan, minibatch)]
         for number, term in enumerate(terms, start=1):
             with grad_sync(trained, setup.ranks.trainer.strategy, enabled=number == len(terms)):
                 # Strategies average over ranks; the weights already count the tokens of all ranks.
                 backward(term() * setup.ranks.world_size)
-    for model in [] if terms else trained:
-        zero_gradient(model)
+    if not terms:
+        for model in trained:
+            zero_gradient(model)
+    setup.ranks.average_gradients(own)
     norm = clip_grad_norm(setup.policy.model.parameters(), setup.settings.gradient_clip_norm)
     others = [part.clip_gradient(setup.settings.gradient_clip_norm) for part in setup.parts]
-    norm = next((other for other in others if not math.isfinite(other)), norm)
+    norm = norm if all(map(math.isfinite, others)) else math.nan
     loss = total_loss(losses)
     norm = setup.nonfinite.checked_norm(norm, loss, minibatch, plan.table.rollouts.step, setup.ranks)
     return MinibatchGradient(losses=losses, loss=loss, norm=norm)
@@ -104,6 +109,7 @@ def microbatch_loss(
     for output in (part.token_loss(setup, plan, microbatch, hidden) for part in setup.parts):
         if output is not None:
             total = total + (weights * output.per_token).sum()
+            # train/loss is the policy's alone.
             losses.append(TokenLosses(microbatch.token_index, output.metrics, total.new_zeros(())))
     return total
 

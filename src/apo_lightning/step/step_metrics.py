@@ -21,22 +21,23 @@ from apo_lightning.model.flops import ModelSize, Work, peak_flops_per_second, tr
 from apo_lightning.step.update_record import UpdateRecord
 from apo_lightning.types import Rollouts, StepTokens
 
-MEDIANS = frozenset({"apo/anchor_ratio"})
-"""Log names of metrics that are reported as a median over tokens: ratios with a long tail."""
 
-
-def step_metrics(rollouts: Rollouts, tokens: StepTokens, record: UpdateRecord, ranks: Ranks) -> dict[str, float]:
+def step_metrics(
+    rollouts: Rollouts, tokens: StepTokens, record: UpdateRecord, medians: frozenset[str], ranks: Ranks
+) -> dict[str, float]:
     """The metrics of a step by log name, without times and rates; docs/metrics.md says what each is a mean of.
+
+    `medians` are those of the loss's metrics that are reported as a median over tokens.
 
     Non-finite values are excluded from means and counted in `train/num_nonfinite`; a sum that includes one is NaN.
     Collective.
     """
     loss_metrics = {log_name(name): values for name, values in record.loss_metrics.items()}
     means = _completion_means(rollouts, tokens) | _token_means(rollouts, tokens, record)
-    means |= {name: values for name, values in loss_metrics.items() if name not in MEDIANS}
+    means |= {name: values for name, values in loss_metrics.items() if name not in medians}
     means["train/grad_norm"] = torch.tensor(record.grad_norms)
     result, num_infinite = means_of(means, tokens.old_logprobs.device)
-    for name in MEDIANS & loss_metrics.keys():
+    for name in medians & loss_metrics.keys():
         result[name] = _median(loss_metrics[name])
     sums = {f"reward/num_{status}": float(n) for status, n in rollouts.first_round.verdict_counts.items()}
     sums |= {"train/loss": record.mean_loss, "perf/num_preempted": float(rollouts.num_preempted)}

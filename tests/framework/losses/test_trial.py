@@ -59,6 +59,12 @@ class RootOfZero(Own):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ForgetsNeeds(GRPO):
+    def __call__(self, inputs):
+        return LossOutput(per_token=-inputs.entropy * inputs.logprobs)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PullsEverywhere(GRPO):
     """Also where A = 0, whose completions are not run."""
 
@@ -76,6 +82,10 @@ OUTSIDE = r"PullsEverywhere, which has a gradient on tokens outside of its needs
 @pytest.mark.parametrize(
     ("loss", "line"),
     [
+        (
+            ForgetsNeeds,
+            r"fails on 8 made-up tokens: TypeError: .*NoneType.*; its needs do not name ref_logprobs, anchor, entropy",
+        ),
         (Misspelt, r"fails on 8 made-up tokens: AttributeError: .*'advantage'.*test_trial\.py:\d+\); a loss"),
         (
             Signature,

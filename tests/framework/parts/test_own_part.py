@@ -1,0 +1,53 @@
+"""What a part of a user's own may do without thought of ranks, and what it may not ask for."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from apo_lightning.errors import ConfigError
+from apo_lightning.losses import GRPO
+from apo_lightning.step.part import Part, Setup, check_parts
+from apo_lightning.types import Needs
+from processes import start_script
+from running import RUN, on_one_and_two_ranks
+
+OWN = "+algo.parts.own._target_=own_parts."
+
+
+def test_a_module_of_a_parts_own_learns_the_same_on_two_ranks(tmp_path):
+    alone, together = on_one_and_two_ranks(tmp_path, ["ddp_cpu2"], OWN + "LengthHead", "prompts_per_minibatch=2")
+    for one, two in zip(alone, together, strict=True):
+        for name in ("length_head/norm", "length_head/bias"):
+            assert float(one[name]) == pytest.approx(float(two[name]), rel=1e-4)
+    assert alone[0]["length_head/norm"] != alone[1]["length_head/norm"]
+
+
+def test_a_rank_that_is_asked_to_stop_while_sampling_stops_all_before_a_part_counts(tmp_path):
+    run = (*RUN, OWN + "StopsOneRank", "trainer=ddp_cpu2", "checkpoint.save_every=1", f"hydra.run.dir={tmp_path}/run")
+    script = start_script("train", *run, num_ranks=2)
+    assert script.wait() == [75, 0], script.said
+    assert "in step 2; kept: checkpoint step_000001" in script.said
+
+
+@pytest.mark.parametrize(
+    ("needs", "line"),
+    [
+        (Needs(ref_logprobs=True), r"the part 'own' has needs\.ref_logprobs, which is given to losses alone"),
+        (Needs(columns=frozenset({"values"})), r"the part 'own' has needs\.columns"),
+    ],
+)
+def test_a_part_is_refused_what_only_a_loss_is_given(needs, line):
+    part = Part()
+    part.name, part.needs = "own", needs
+    with pytest.raises(ConfigError, match=line):
+        check_parts(GRPO().needs, [part], loss="GRPO")
+
+
+@pytest.mark.parametrize(
+    ("of_loss", "of_part", "together"),
+    [(None, None, "all"), (None, "nonzero_advantage", "all"), ("nonzero_advantage", None, "nonzero_advantage")],
+)
+def test_a_loss_that_names_no_tokens_may_have_a_gradient_on_all_and_a_part_on_none(of_loss, of_part, together):
+    loss, part = (SimpleNamespace(needs=Needs(gradient_on=tokens)) for tokens in (of_loss, of_part))
+    needs = Setup.needs.fget(SimpleNamespace(loss=loss, parts=[part]))  # pyright: ignore
+    assert needs.gradient_on == together
