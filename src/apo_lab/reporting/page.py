@@ -45,18 +45,18 @@ def write_report(report: Report, folder: Path) -> Path:
     """Write `tables/`, `figures/`, `report.md` and `report.html`, which links to all files; returns its path."""
     files: dict[str, list[str]] = {}
     for table in report.tables:
-        files[table.name] = [f"tables/{table.name}.{suffix}" for suffix in ("md", "csv")]
+        files[f"table-{table.name}"] = [f"tables/{table.name}.{suffix}" for suffix in ("md", "csv")]
         write_atomically(folder / "tables" / f"{table.name}.md", markdown(table).encode())
         write_atomically(folder / "tables" / f"{table.name}.csv", csv_text(table).encode())
     for named in report.figures:
-        files[named.name] = [path.relative_to(folder).as_posix() for path in save(named, folder / "figures")]
+        files[f"figure-{named.name}"] = [path.relative_to(folder).as_posix() for path in save(named, folder / "figures")]
     write_atomically(folder / "report.md", markdown_page(report).encode())
     write_atomically(folder / "report.html", page(report, files).encode())
     return folder / "report.html"
 
 
 def page(report: Report, files: Mapping[str, Sequence[str]] | None = None) -> str:
-    """The whole page, as HTML, with links to `files`: name of a table or figure → paths relative to the page."""
+    """The whole page, as HTML, with links to `files`: `table-<name>` or `figure-<name>` → paths relative to the page."""
     environment = Environment(
         loader=PackageLoader("apo_lab.reporting"),
         autoescape=True,

@@ -94,7 +94,7 @@ def test_hostile_text_stays_text():
         figures=report_figures([make_run(hostile)], [measurement]),
         evaluations=Evaluations(results=(evaluated,)),
     )
-    html = page(report, {"main_results": (f'"><script>{hostile}.csv',)})
+    html = page(report, {"table-main_results": (f'"><script>{hostile}.csv',)})
     assert "script" not in Reader(html).tags
     assert "&lt;script&gt;" in html
     text = "a|b `c` <script> *x* [y](z) \\ _d_ snake_case\nline"
