@@ -49,14 +49,16 @@ def write_report(report: Report, folder: Path) -> Path:
         write_atomically(folder / "tables" / f"{table.name}.md", markdown(table).encode())
         write_atomically(folder / "tables" / f"{table.name}.csv", csv_text(table).encode())
     for named in report.figures:
-        files[f"figure-{named.name}"] = [path.relative_to(folder).as_posix() for path in save(named, folder / "figures")]
+        files[f"figure-{named.name}"] = [
+            path.relative_to(folder).as_posix() for path in save(named, folder / "figures")
+        ]
     write_atomically(folder / "report.md", markdown_page(report).encode())
     write_atomically(folder / "report.html", page(report, files).encode())
     return folder / "report.html"
 
 
 def page(report: Report, files: Mapping[str, Sequence[str]] | None = None) -> str:
-    """The whole page, as HTML, with links to `files`: `table-<name>` or `figure-<name>` → paths relative to the page."""
+    """The page as HTML, with links to `files`: `table-` or `figure-` and a name → paths relative to the page."""
     environment = Environment(
         loader=PackageLoader("apo_lab.reporting"),
         autoescape=True,

@@ -54,7 +54,7 @@ def full(tmp_path_factory):
     measurements = [make_measurement(algo, **SMALL) for algo in (None, "grpo", "apo")]
     evaluated = tuple(make_evaluated(algo, **SMALL) for algo in (None, "apo"))
     report = contents(
-        tables=(make_table(),),
+        tables=(make_table(), make_table("entropy")),
         figures=report_figures([make_run("apo"), make_run("grpo")], measurements),
         evaluations=Evaluations(results=evaluated, coverage=(make_covered(),)),
     )
@@ -79,6 +79,8 @@ def test_numbers_intervals_marks_and_files_are_on_the_page(full):
     assert ">78.10†<" in full
     assert 'href="tables/main_results.csv"' in full
     assert 'href="figures/pareto.pdf"' in full
+    assert 'href="tables/entropy.csv"' in full, "of the table, whose name a figure has too"
+    assert 'href="figures/entropy.pdf"' in full
     text = Reader(full).text
     assert "training runs 2, evaluations 2,\nmeasurements of oracle coverage 1." in text
 
