@@ -1,5 +1,7 @@
 """Pass@1 and Pass@K: models × methods × benchmarks, sweeps of a setting, and training runs' own held-out problems."""
 
+import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -157,14 +159,11 @@ def sensitivity_table(
 
 def swept_methods(measurements: Sequence[Measurement]) -> list[tuple[str, str]]:
     """(block, method) of everything measured with more than one setting: what a sensitivity table can be made of."""
-    settings: dict[tuple[str, str], set[tuple[tuple[str, str], ...]]] = {}
     chosen = compared(measurements)
-    for item in chosen:
-        settings.setdefault((item.block, item.method), set()).add(tuple(item.settings.items()))
-    blocks = blocks_in_order(chosen)
+    settings = {(item.block, item.method, tuple(item.settings.items())) for item in chosen}
+    counts = Counter((block, method) for block, method, _ in settings)
     methods = in_order((item.method for item in chosen), METHODS.values())
-    found = [key for key, values in settings.items() if len(values) > 1]
-    return sorted(found, key=lambda key: (blocks.index(key[0]), methods.index(key[1])))
+    return [key for key in itertools.product(blocks_in_order(chosen), methods) if counts[key] > 1]
 
 
 def variants_of(items: Sequence[Series], usual: Mapping[str, str]) -> Variants:
