@@ -1,5 +1,6 @@
 """Evaluations and training runs' own held-out problems, brought to one form: measurements."""
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pandas as pd
 from apo_lab.coverage.records import CoverageResult
 from apo_lab.reporting.identity import HASH_LETTERS, counted, resolved, short_hash
 from apo_lab.reporting.names import BASE, MODELS
-from apo_lab.reporting.records import Evaluated, Evaluations, Measurement, ResultFile, RunCard
+from apo_lab.reporting.records import Evaluated, Evaluations, Measurement, ResultFile, RunCard, bare
 from apo_lab.reporting.runs import Defaults, axes, find_files, parse_overrides, plain, policy_of, settings
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.loading import read_record, read_result
@@ -19,6 +20,8 @@ from apo_lightning.evaluation.records import Estimate, EvaluationResult, ModelCa
 
 SNAPSHOT_METRICS = ("entropy", "max_prob", "support_coverage")
 """What is drawn along training besides pass@1 and pass@n."""
+EXACT_KEY = re.compile(r"val/([^/]+)/exact/(pass@1|pass@64)")
+"""What `ExactCoverage` logs of a set of problems, as far as tables have it."""
 STEPS = "steps"
 """The setting under which a run that ended before its last step is listed."""
 
@@ -88,6 +91,7 @@ def held_out_measurements(run: RunCard, departures: Mapping[str, str]) -> Iterat
             yield from _before_and_after(run, departures, name, change)
         except (KeyError, TypeError) as error:
             raise ConfigError(f"{run.folder}/summary.json: held_out.{name} lacks {error}: train again") from error
+    yield from _exact(run, departures)
 
 
 def _evaluated(item: Evaluated, keys: Sequence[str], defaults: Defaults | None) -> Measurement:
@@ -150,39 +154,70 @@ def _before_and_after(
         for place in (0, 1)
     )
     if change["step_before"] == 0:
-        # The policy before training is told from another by where it was read; random weights by the run's seed.
-        path = run.config.get("model.path", "null")
-        weights, seed = (f"of seed {run.seed}", run.seed) if path == "null" else (f"of {path}", "")
-        yield _measured(run, name, before, method=BASE, weights=weights, seed=seed)
-    last = str(change["step_after"])
-    stopped = {} if run.config.get("trainer.max_steps", last) == last else {STEPS: last}
+        yield _counted(run, name, before, **_untrained(run))
     pairs = zip(before, after, strict=True)
     gains = tuple(two.num_correct / two.num_samples - one.num_correct / one.num_samples for one, two in pairs)
-    trained = {"method": run.label, "settings": {**departures, **stopped}, "weights": policy_of(run), "seed": run.seed}
     gain = Estimate(
         **{end: change["change"][key] for end, key in (("value", "mean"), ("low", "low"), ("high", "high"))}
     )
-    yield _measured(run, name, after, gain=gain, by_problem={"gain": gains}, **trained)
+    trained = _trained(run, departures, change["step_after"])
+    yield _counted(run, name, after, gain=gain, by_problem={"gain": gains}, **trained)
 
 
-def _measured(
+def _exact(run: RunCard, departures: Mapping[str, str]) -> Iterator[Measurement]:
+    """The same of what `ExactCoverage` logged, first and last."""
+    columns = [match for key in run.metrics if (match := EXACT_KEY.fullmatch(key))]
+    for name in dict.fromkeys(match[1] for match in columns):
+        keys = {match[0]: match[2] for match in columns if match[1] == name}
+        table: Any = run.metrics[list(keys)].dropna()
+        logged = table.rename(columns=keys).to_dict("index")
+        listing = run.folder / "exact" / "answers.json"
+        problems = short_hash(listing.read_text(encoding="utf-8")) if listing.is_file() else None
+        before, last = logged.get(0, {}), max(logged, default=0)
+        ends = [(before, _untrained(run))] if before else []
+        if last:
+            gain = {"gain": logged[last]["pass@1"] - before["pass@1"]} if "pass@1" in before else {}
+            ends.append((logged[last] | gain, _trained(run, departures, int(last))))
+        for values, policy in ends:
+            metrics = {key: bare(value) for key, value in values.items()}
+            most = 64 if "pass@64" in metrics else 1
+            yield _held_out(run, f"{name}, exact", problems, num_samples=most, metrics=metrics, exact=True, **policy)
+
+
+def _untrained(run: RunCard) -> dict[str, Any]:
+    """The policy before training is told from another by where it was read; random weights by the run's seed."""
+    path = run.config.get("model.path", "null")
+    weights, seed = (f"of seed {run.seed}", run.seed) if path == "null" else (f"of {path}", "")
+    return {"method": BASE, "weights": weights, "seed": seed}
+
+
+def _trained(run: RunCard, departures: Mapping[str, str], step: int) -> dict[str, Any]:
+    stopped = {} if run.config.get("trainer.max_steps", str(step)) == str(step) else {STEPS: str(step)}
+    return {"method": run.label, "settings": {**departures, **stopped}, "weights": policy_of(run), "seed": run.seed}
+
+
+def _counted(
     run: RunCard, name: str, problems: tuple[ProblemCount, ...], gain: Estimate | None = None, **policy: Any
 ) -> Measurement:
-    curve, config = counted(problems), run.config
-    ids = sorted(problem.prompt_id for problem in problems)
-    found = {
-        "temperature": plain(config["temperature"]) if "temperature" in config else None,
-        "token limit": config.get("data.max_completion_tokens"),
-        "problems": f"{len(ids)} ({short_hash(chr(10).join(ids))})",
-    }
-    return Measurement(
-        model=MODELS[run.model],
-        sampling={name: value for name, value in found.items() if value is not None},
-        benchmark=name,
+    curve, ids = counted(problems), sorted(problem.prompt_id for problem in problems)
+    return _held_out(
+        run,
+        name,
+        f"{len(ids)} ({short_hash(chr(10).join(ids))})",
         num_samples=len(curve),
         metrics={"pass@1": curve[0], f"pass@{len(curve)}": curve[-1]} | ({"gain": gain} if gain else {}),
         pass_at_k=curve,
         problems=problems,
-        held_out=True,
         **policy,
     )
+
+
+def _held_out(run: RunCard, name: str, which: str | None, **measured: Any) -> Measurement:
+    """A measurement of the run's own; `which` tells its problems from others."""
+    found = {
+        "temperature": plain(run.config["temperature"]) if "temperature" in run.config else None,
+        "token limit": run.config.get("data.max_completion_tokens"),
+        "problems": which,
+    }
+    sampling = {setting: value for setting, value in found.items() if value is not None}
+    return Measurement(model=MODELS[run.model], sampling=sampling, benchmark=name, held_out=True, **measured)

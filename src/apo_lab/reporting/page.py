@@ -1,7 +1,7 @@
 """A report on disk: `report.html`, which needs no other file, `report.md`, and a file of each table and figure."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,20 +43,18 @@ class Report:
 
 def write_report(report: Report, folder: Path) -> Path:
     """Write `tables/`, `figures/`, `report.md` and `report.html`, which links to all files; returns its path."""
-    files: dict[str, list[str]] = {}
     for table in report.tables:
-        files[table.name] = [f"tables/{table.name}.{suffix}" for suffix in ("md", "csv")]
         write_atomically(folder / "tables" / f"{table.name}.md", markdown(table).encode())
         write_atomically(folder / "tables" / f"{table.name}.csv", csv_text(table).encode())
     for named in report.figures:
-        files[named.name] = [path.relative_to(folder).as_posix() for path in save(named, folder / "figures")]
+        save(named, folder / "figures")
     write_atomically(folder / "report.md", markdown_page(report).encode())
-    write_atomically(folder / "report.html", page(report, files).encode())
+    write_atomically(folder / "report.html", page(report).encode())
     return folder / "report.html"
 
 
-def page(report: Report, files: Mapping[str, Sequence[str]] | None = None) -> str:
-    """The whole page, as HTML, with links to `files`: name of a table or figure → paths relative to the page."""
+def page(report: Report) -> str:
+    """The whole page as HTML, with links to the files that `write_report` writes."""
     environment = Environment(
         loader=PackageLoader("apo_lab.reporting"),
         autoescape=True,
@@ -65,7 +63,7 @@ def page(report: Report, files: Mapping[str, Sequence[str]] | None = None) -> st
         lstrip_blocks=True,
     )
     figures = [(figure, Markup(inline_svg(figure))) for figure in report.figures]
-    return environment.get_template("report.html.j2").render(report=report, files_of=files or {}, figures=figures)
+    return environment.get_template("report.html.j2").render(report=report, figures=figures)
 
 
 def markdown_page(report: Report) -> str:

@@ -111,7 +111,9 @@ class Measurement:
     by_problem: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Each problem's counts, and its value of other metrics where known; empty for a mean over seeds."""
     held_out: bool = False
-    """True: from a training run's summary, not from an evaluation."""
+    """True: of a training run's own held-out problems, not from an evaluation."""
+    exact: bool = False
+    """True: from all completions of a run's held-out problems, without samples; metrics are pass@1 and pass@64."""
     seeds: tuple["Measurement", ...] = ()
     """The single-seed measurements behind a mean over training seeds, by seed; empty for a single policy."""
 

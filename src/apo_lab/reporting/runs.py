@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pandas as pd
 import yaml
 
-from apo_lab.reporting.names import AXES, MODELS, in_order, variant_name
+from apo_lab.reporting.names import AXES, METHODS, MODELS, in_order, variant_name
 from apo_lab.reporting.records import RunCard
 from apo_lightning.common.files import read_yaml_text
 from apo_lightning.common.formatting import flatten
@@ -20,7 +20,7 @@ from apo_lightning.errors import ConfigError
 PRUNED = frozenset({"checkpoints", "rollouts"})
 """Folders of a run that hold neither runs nor evaluations, but thousands of files."""
 RunsByMethod = Mapping[str, Sequence[RunCard]]
-"""Printed method → its runs, which differ in their seed alone."""
+"""Printed method and setting → its runs, which differ in their seed alone."""
 T = TypeVar("T")
 Defaults = Mapping[str, Mapping[str, str]]
 """Stem of `algo=` → dotted key → value where nothing is overridden, as `commands.report` composes them."""
@@ -47,18 +47,20 @@ def read_runs(folders: Iterable[Path]) -> tuple[RunCard, ...]:
 
 
 def runs_by_method(runs: Sequence[RunCard], defaults: Defaults | None = None) -> dict[str, RunsByMethod]:
-    """The runs of each model by method, under printed names; the same weights count once.
+    """The runs of each model by method and setting, under printed names; the same weights count once.
 
-    Runs that leave their method's defaults are named after what they change, and left out where the method has a
-    run that does not: a sweep belongs into the sensitivity figure.
+    Methods are in the paper's order; of each its defaults come first, then what runs change, by value.
     """
-    keys = axes(runs, defaults)
-    departures = [settings(run, keys, defaults) for run in runs]
-    plain = {(run.model, run.algo) for run, changed in zip(runs, departures, strict=True) if not changed}
+    keys, labels = axes(runs, defaults), in_order((run.label for run in runs), METHODS.values())
+    departures = [(run, settings(run, keys, defaults)) for run in runs]
+
+    def place(departure: tuple[RunCard, Mapping[str, str]]) -> tuple[int, bool, list[tuple[bool, float, str]]]:
+        run, changed = departure
+        return labels.index(run.label), bool(changed), [value_place(value_of(run, key, defaults) or "") for key in keys]
+
     found: dict[str, dict[str, dict[str, RunCard]]] = defaultdict(lambda: defaultdict(dict))
-    for run, changed in zip(runs, departures, strict=True):
-        if not changed or (run.model, run.algo) not in plain:
-            found[MODELS[run.model]][variant_name(run.label, changed)][policy_of(run)] = run
+    for run, changed in sorted(departures, key=place):
+        found[MODELS[run.model]][variant_name(run.label, changed)][policy_of(run)] = run
     return {
         model: {name: list(policies.values()) for name, policies in found[model].items()}
         for model in in_order(found, MODELS.values())

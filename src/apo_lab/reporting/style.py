@@ -52,7 +52,9 @@ KNOWN: Mapping[str, Style] = {
     for row in METHOD_ROWS
 }
 """Style of each known method, by its printed name."""
-_SPARE_COLORS = ("#5b3a8c", "#00767a", "#8c6d1f", "#a8326e", "#4f6472", "#6b8f23")
+UNNAMED = Style(label="other settings", color="#b9c0c8", marker="", dash=(), rank=-1)
+"""How settings are drawn that are too many to be named."""
+_SPARE_COLORS = ("#5b3a8c", "#00767a", "#8c6d1f", "#a8326e", "#4f6472", "#6b8f23", "#56a3d9", "#2b2b2b")
 _SPARE_MARKERS = ("d", "p", "h", "X", "P", "<", ">", "v", "^", "D", "s", "o")
 _DASHES = ((4.0, 1.5), (1.0, 1.3), (5.0, 1.5, 1.0, 1.5), (8.0, 2.0), (3.0, 1.0, 1.0, 1.0, 1.0, 1.0))
 

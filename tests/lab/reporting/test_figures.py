@@ -94,21 +94,71 @@ def test_seeds_are_averaged_where_all_of_them_have_a_step():
     assert long.smoothed[:3].squeeze().tolist() == [1.0, 1.5, 2.5]
 
 
-def test_runs_of_a_sweep_are_left_to_the_sensitivity_figure():
-    def run(pull_coef):
-        return replace(make_run("apo"), overrides={KEY: pull_coef}, config={KEY: pull_coef})
+def swept(pull_coef, algo="apo", **kwargs):
+    return replace(make_run(algo, **kwargs), overrides={KEY: pull_coef}, config={KEY: pull_coef})
 
+
+def test_every_setting_of_a_sweep_has_a_line_named_as_its_evaluations_are():
     def methods(*runs):
-        found = runs_by_method([*runs, make_run("grpo")], {"apo": {KEY: "0.1"}})
-        return {method: len(group) for method, group in found["Qwen2.5-Math-7B"].items()}
+        found = runs_by_method([*runs, make_run("grpo")], DEFAULTS)
+        return [(method, len(group)) for method, group in found["Qwen2.5-Math-7B"].items()]
 
-    assert methods(run("0.1"), run("0.02")) == {"APO": 1, "GRPO": 1}
+    names = {value: make_measurement("apo", settings={KEY: value}, **SMALL).name for value in ("2", "10")}
+    # The defaults first, then by value: 2 before 10.
+    lines = [("GRPO", 1), ("APO", 1), (names["2"], 1), (names["10"], 1)]
+    assert methods(swept("10"), swept("0.1"), swept("2")) == lines
+    assert methods(swept("10"), swept("2")) == [line for line in lines if line[0] != "APO"]
     # The same weights count once.
-    copies = [replace(run("0.1"), summary={"weights_sha256": w * 64}, folder=run("0.1").folder / w) for w in "aab"]
-    assert methods(*copies) == {"APO": 2, "GRPO": 1}
-    # Without a run at the defaults they are shown, under the names of their evaluations.
-    names = [make_measurement("apo", settings={KEY: value}, **SMALL).name for value in ("0.02", "0.05")]
-    assert methods(run("0.02"), run("0.05")) == {names[0]: 1, names[1]: 1, "GRPO": 1}
+    first = swept("0.1")
+    copies = [replace(first, summary={"weights_sha256": w * 64}, folder=first.folder / w) for w in "aab"]
+    assert methods(*copies) == [("GRPO", 1), ("APO", 2)]
+
+
+@pytest.mark.parametrize(
+    ("num_settings", "methods", "names"),
+    [
+        (7, ("apo", "grpo"), ["training"]),
+        (8, ("apo", "grpo"), ["training", "training_apo"]),
+        (8, ("apo",), ["training"]),
+        (20, ("apo",), ["training"]),
+        (20, ("apo", "grpo"), ["training", "training_apo"]),
+        (20, ("apo", "grpo", "nsr"), ["training", "training_apo"]),
+    ],
+)
+def test_a_figure_names_eight_settings_at_most_draws_all_and_says_so(num_settings, methods, names):
+    options = {"keys": ["train/reward"], "num_steps": 20}
+    runs = [swept(f"{0.1 * place:g}", **options) for place in range(1, num_settings + 1)]
+    figures = report_figures([*runs, *(make_run(algo, **options) for algo in methods if algo != "apo")], [], DEFAULTS)
+    assert [figure.name for figure in figures] == names
+    last = figures[-1]
+    labels = {text.get_text() for text in last.figure.legends[0].get_texts()}
+    is_alone = len(names) == 2 or len(methods) == 1
+    num_lines = num_settings if is_alone else num_settings + len(methods) - 1
+    assert len(labels) == min(num_lines, 9)
+    assert {"APO", f"APO (β = {0.1 * num_settings:g})"} < labels, "the default and the largest value"
+    assert ("other settings" in labels) == (num_settings > 8)
+    assert (f"8 of {num_settings} settings are named" in last.caption) == (num_settings > 8)
+    # Each run's own line, a method's line, and no more.
+    assert len(last.figure.axes[0].lines) == 2 * num_lines
+    if len(names) == 2:
+        assert "More than 8 settings" in figures[0].caption
+        assert {text.get_text() for text in figures[0].figure.legends[0].get_texts()} == {METHODS[a] for a in methods}
+
+
+def test_a_legend_of_long_names_stays_inside_its_figure():
+    runs = [swept(f"{place / 1000:g}", keys=["train/reward"], num_steps=20) for place in range(1, 9)]
+    (figure,) = report_figures(runs, [], DEFAULTS)
+    (legend,) = figure.figure.legends
+    assert legend.get_window_extent().width <= figure.figure.bbox.width
+    assert figure.figure.axes[0].get_window_extent().height > 80
+
+
+def test_an_svg_does_not_round_its_tick_labels():
+    run = replace(make_run("apo", keys=()), metrics=pd.DataFrame({"train/reward": (0.970, 0.980)}, index=[1, 2]))
+    (figure,) = report_figures([run], [])
+    assert {">0.970</text>", ">0.972</text>", ">0.974</text>"} <= set(
+        re.findall(r">0\.[^<]*</text>", inline_svg(figure))
+    )
 
 
 def test_pareto_points_average_over_the_benchmarks_that_all_methods_have():

@@ -54,11 +54,15 @@ def full(tmp_path_factory):
     measurements = [make_measurement(algo, **SMALL) for algo in (None, "grpo", "apo")]
     evaluated = tuple(make_evaluated(algo, **SMALL) for algo in (None, "apo"))
     report = contents(
-        tables=(make_table(),),
+        tables=(make_table(), make_table("entropy")),
         figures=report_figures([make_run("apo"), make_run("grpo")], measurements),
         evaluations=Evaluations(results=evaluated, coverage=(make_covered(),)),
     )
-    return write_report(report, tmp_path_factory.mktemp("report")).read_text()
+    path = write_report(report, tmp_path_factory.mktemp("report"))
+    links = [link for link in Reader(path.read_text()).of("href") if not link.startswith("#")]
+    files = [file for folder in ("tables", "figures") for file in (path.parent / folder).iterdir()]
+    assert sorted(path.parent / link for link in links) == sorted(files)
+    return path.read_text()
 
 
 def test_the_page_needs_nothing_from_outside_and_every_link_within_it_arrives(full):
@@ -94,7 +98,7 @@ def test_hostile_text_stays_text():
         figures=report_figures([make_run(hostile)], [measurement]),
         evaluations=Evaluations(results=(evaluated,)),
     )
-    html = page(report, {"main_results": (f'"><script>{hostile}.csv',)})
+    html = page(report)
     assert "script" not in Reader(html).tags
     assert "&lt;script&gt;" in html
     text = "a|b `c` <script> *x* [y](z) \\ _d_ snake_case\nline"

@@ -115,6 +115,23 @@ def test_a_summary_gives_the_untrained_policy_and_the_gain(tmp_path: Path) -> No
     assert trained.held_out
 
 
+def test_exact_values_of_other_problems_or_of_a_run_that_stopped_are_kept_apart(tmp_path: Path) -> None:
+    for name, last in (("one", 3), ("two", 2)):
+        folder = write_run(tmp_path / name, config={"trainer": {"max_steps": 3}})
+        (folder / "metrics.csv").write_text(f"step,val/locks/exact/pass@1\n0,0.25\n{last},0.5\n")
+        (folder / "summary.json").unlink()
+        (folder / "exact").mkdir()
+        (folder / "exact" / "answers.json").write_text(name)
+    found = measurements(read_runs([tmp_path]), Evaluations(), DEFAULTS)
+    assert [(item.method, item.settings, item.metrics["pass@1"].value) for item in found] == [
+        *(("Base", {}, 0.25), ("APO", {}, 0.5)),
+        *(("Base", {}, 0.25), ("APO", {"steps": "2"}, 0.5)),
+    ]
+    first, second = {item.block for item in found[:2]}, {item.block for item in found[2:]}
+    assert len(first) == len(second) == 1
+    assert first != second
+
+
 def test_a_summary_of_another_shape_is_refused(tmp_path: Path) -> None:
     (write_run(tmp_path / "run") / "summary.json").write_text('{"held_out": {"arithmetic": {}}}')
     with pytest.raises(ConfigError, match=r"held_out\.arithmetic lacks"):

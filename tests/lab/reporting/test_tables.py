@@ -28,6 +28,7 @@ from apo_lab.reporting.tables import (
 )
 from apo_lab.reporting.tables.comparisons import FEW_SEEDS, comparison_table
 from apo_lab.statistics.multiplicity import holm, seeds_needed
+from apo_lightning.evaluation.loading import write_record
 from apo_lightning.evaluation.records import Estimate
 from report_cases import measured, result, write_run
 
@@ -176,6 +177,40 @@ def test_a_training_sweep_alone_makes_sensitivity_and_held_out_tables(tmp_path: 
     assert texts(held_out_table(found).rows[0]) == cells
     names = [table.name for table in report_tables(runs, found, (), DEFAULTS)]
     assert names == ["held_out", "sensitivity_tiny_apo", "hyperparameters"]
+
+
+EXACT = "step,val/locks/exact/pass@1,val/locks/exact/pass@64\n0,0.1,0.9\n1,,\n2,{},0.8\n"
+
+
+@pytest.mark.parametrize("sampled", ["nothing", "held out", "evaluated in part"])
+def test_exact_values_of_a_sweep_are_beside_what_was_sampled(tmp_path: Path, sampled: str) -> None:
+    for index, (pull, after) in enumerate([(0.1, 0.5), (0.1, 0.7), (0.02, 0.4)]):
+        overrides = [f"{PULL}={pull}", f"seed={index}"]
+        config = {"model": {"name": "tiny", "path": "base"}}
+        folder = write_run(tmp_path / str(index), overrides, seed=index, loss={"pull_coef": pull}, config=config)
+        (folder / "metrics.csv").write_text(EXACT.format(after))
+        if sampled != "held out":
+            (folder / "summary.json").unlink()
+        if sampled == "evaluated in part" and index < 2:
+            write_record(folder / "results.json", result(algo="apo", seed=index, weights_sha256=str(index)))
+    runs = read_runs([tmp_path])
+    found = measurements(runs, read_evaluations([tmp_path], runs), DEFAULTS)
+    (table,) = (sensitivity_table(found, block=b, method=m, defaults=DEFAULTS) for b, m in swept_methods(found))
+    assert column(table, "Setting") == ["β = 0.02", "β = 0.1 (default)"]
+    assert column(table, "locks, exact Pass@1") == ["40.00", "60.00"]
+    assert column(table, "locks, exact Pass@64") == ["80.00", "80.00"]
+    others = {"nothing": {}, "held out": {"arithmetic Pass@1": ["50.00"] * 2}}
+    for title, values in others.get(sampled, {"MATH-500 Pass@1": ["–", "50.00"]}).items():
+        assert column(table, title) == values
+    # Exact values are no part of an average over benchmarks.
+    assert [name for name in (c.title for c in table.columns) if "Average" in name] == []
+    assert any("Exact values have no interval" in note for note in table.notes)
+    # One base model, of which every run logged the same.
+    exact = [texts(row) for row in held_out_table(found).rows if row.cells[2].text == "locks, exact"]
+    assert exact == [
+        ["APO", "2", "locks, exact", "64", "10.00", "60.00", "90.00", "80.00", "+50.00"],
+        ["APO (β = 0.02)", "1", "locks, exact", "64", "10.00", "40.00", "90.00", "80.00", "+30.00"],
+    ]
 
 
 def test_hyperparameters_that_differ_from_the_papers_are_marked(tmp_path: Path) -> None:

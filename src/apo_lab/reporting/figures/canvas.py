@@ -1,6 +1,7 @@
 """What all figures share: size and settings, panels, bands and legends, and files with the same bytes every time."""
 
 import io
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from apo_lightning.common.files import write_atomically
 from apo_lightning.evaluation.records import Estimate
 
 PNG_DOTS_PER_INCH = 300
+ROW_INCHES = 0.14
+"""Height of a row of a legend."""
 # Without these a file would name the day and the version of matplotlib, and differ where the picture does not.
 _NO_METADATA = {
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
@@ -113,18 +116,34 @@ def ticks_in_per_cent(*axes: Axis) -> None:
 
 
 def method_legend(figure: Figure, styles: Mapping[str, Style], seen: Iterable[str], *, most_columns: int = 6) -> None:
-    """One legend below all panels, of the methods that are seen in any, in the order of the tables."""
+    """One legend below all panels, of the methods that are seen in any, in the order of `styles`; a style once.
+
+    Long names take fewer columns, and the figure grows by the rows that these are more.
+    """
     shown = set(seen)
-    known = [style for method, style in styles.items() if method in shown]
+    known = dict.fromkeys(style for method, style in styles.items() if method in shown)
     handles = [Line2D([], [], **style.marked_line, label=style.label, linewidth=1.2) for style in known]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(most_columns, len(handles)))
+    most = columns = min(most_columns, len(handles))
+    while True:
+        legend = figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            break
+        legend.remove()
+        columns -= 1
+    more_rows = math.ceil(len(handles) / columns) - math.ceil(len(handles) / most)
+    figure.set_figheight(figure.get_figheight() + ROW_INCHES * more_rows)
 
 
 def _shortened(svg: str) -> str:
     """An SVG with coordinates to 0.01 points, and without indentation and rotations by 0: two thirds of its bytes.
 
-    Text stays text. Verdana has DejaVu's widths, so labels fit where DejaVu is not installed.
+    Text stays text, and is as it was: a tick's 0.125 is no coordinate. Verdana has DejaVu's widths, so labels fit where
+    DejaVu is not installed.
     """
-    svg = re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), svg)
+
+    def in_tag(tag: re.Match[str]) -> str:
+        return re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), tag[0])
+
+    svg = re.sub("<[^>]*>", in_tag, svg)
     svg = re.sub(r' transform="rotate\(-0 [^"]*\)"|(?<=\n) +| +(?=\n)', "", svg)
     return svg.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")

@@ -1,7 +1,8 @@
-"""All figures of a report, named and captioned; metrics of training runs against the step, a line a method."""
+"""All figures of a report, named and captioned; metrics of training runs against the step, a line a setting."""
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,9 +23,9 @@ from apo_lab.reporting.names import algo_of, data_rows, slug
 from apo_lab.reporting.published import as_measurements, published
 from apo_lab.reporting.records import Measurement, RunCard
 from apo_lab.reporting.runs import Defaults, RunsByMethod, runs_by_method
-from apo_lab.reporting.style import QUIET, Style, styles_of
+from apo_lab.reporting.style import QUIET, UNNAMED, Style, styles_of
 from apo_lab.reporting.tables.accuracies import swept_methods
-from apo_lab.reporting.tables.series import INTERVALS, evaluated
+from apo_lab.reporting.tables.series import EXACT, INTERVALS, evaluated
 
 SMOOTHING = (
     "Strong lines: mean over seeds, each smoothed over the last twentieth of its run; bands: smallest to largest seed; "
@@ -32,11 +33,7 @@ SMOOTHING = (
 )
 PANELS = {
     "entropy": ("Token entropy", ""),
-    "training": (
-        "Training",
-        "Exact pass@k: summed over all completions, on the run's own held-out problems; evaluations estimate it from "
-        "samples, on theirs. ",
-    ),
+    "training": ("Training", ""),
     "collapse": (
         "Snapshots along training",
         "The same sample seeds at every step. Dotted: the model before training. ",
@@ -47,6 +44,8 @@ PANELS = {
     ),
 }
 """Figures of panels: title and what their captions begin with."""
+MOST_LINES = 8
+"""A figure of settings has no more names than this."""
 WINDOWS_PER_RUN = 20
 """Lines are smoothed over a twentieth of the run."""
 THRESHOLD = "callbacks.collapse_alarm.threshold"
@@ -67,7 +66,7 @@ def report_figures(
 
 
 class MethodCurve(NamedTuple):
-    """One metric of one method over its seeds."""
+    """One metric of one method and setting over its seeds."""
 
     method: str
     logged: Sequence[pd.Series]
@@ -177,14 +176,48 @@ def _swept(measurements: Sequence[Measurement], defaults: Defaults) -> Iterator[
             yield NamedFigure(f"sensitivity{suffix}", f"Sensitivity of {method} on {block}", caption, figure)
 
 
-def _logged(by_model: Mapping[str, RunsByMethod], styles: dict[str, Style]) -> Iterator[NamedFigure]:
-    for model, methods in by_model.items():
-        suffix = f"_{slug(model)}" if len(by_model) > 1 else ""
-        seeds = ", ".join(f"{method} {len(runs)}" for method, runs in methods.items())
-        for name, (title, begin) in PANELS.items():
-            if shown := curve_panels(methods, name):
-                caption, figure = f"{begin}{SMOOTHING}{seeds}.", curves_figure(shown, styles)
-                yield NamedFigure(f"{name}{suffix}", f"{title}, {model}", caption, figure)
+def _logged(by_model: Mapping[str, RunsByMethod], styles: Mapping[str, Style]) -> Iterator[NamedFigure]:
+    for model, every in by_model.items():
+        for method, runs in _drawn_together(every).items():
+            suffix = f"_{slug(model)}" * (len(by_model) > 1) + f"_{slug(method)}" * bool(method)
+            place = f"{model}, settings of {method}" if method else model
+            looks, remark = _looks(runs, styles)
+            if not method and len(runs) < len(every):
+                remark = f"More than {MOST_LINES} settings: those of a swept method have a figure of their own. "
+            seeds = {name: len(group) for name, group in runs.items()}
+            said = ", ".join(f"{name} {count}" for name, count in seeds.items())
+            if len(seeds) > MOST_LINES:
+                said = " to ".join(map(str, sorted({min(seeds.values()), max(seeds.values())})))
+            for name, (title, begin) in PANELS.items():
+                if shown := curve_panels(runs, name):
+                    exact = f"{EXACT} " if any(panel.title.startswith("Exact") for panel in shown) else ""
+                    caption = f"{remark}{begin}{exact}{SMOOTHING}{said}."
+                    yield NamedFigure(f"{name}{suffix}", f"{title}, {place}", caption, curves_figure(shown, looks))
+
+
+def _drawn_together(methods: RunsByMethod) -> dict[str, RunsByMethod]:
+    """All in one figure; where that is too much, the methods side by side, then by method the settings of each."""
+    by_label: dict[str, dict[str, Sequence[RunCard]]] = defaultdict(dict)
+    for name, runs in methods.items():
+        by_label[runs[0].label][name] = runs
+    if len(methods) <= MOST_LINES or len(by_label) == 1:
+        return {"": methods}
+    swept = {label: of_label for label, of_label in by_label.items() if len(of_label) > 1}
+    side_by_side = {name: runs for name, runs in methods.items() if name in by_label or runs[0].label not in swept}
+    return {"": side_by_side, **swept}
+
+
+def _looks(methods: RunsByMethod, styles: Mapping[str, Style]) -> tuple[Mapping[str, Style], str]:
+    """Styles in the order of the methods; of too many settings of one, those between are grey, as the caption says."""
+    names = list(methods)
+    if len(names) <= MOST_LINES or len({runs[0].label for runs in methods.values()}) > 1:
+        return {name: styles[name] for name in names}, ""
+    # The first, which is the default where it was run, then even steps through the others from end to end.
+    steps = [1 + round(place * (len(names) - 2) / (MOST_LINES - 2)) for place in range(MOST_LINES - 1)]
+    chosen = [names[place] for place in (0, *steps)]
+    own = styles_of(chosen)
+    remark = f"{MOST_LINES} of {len(names)} settings are named, in even steps through their order; grey: the others. "
+    return {name: own[name] for name in chosen} | {name: UNNAMED for name in names if name not in own}, remark
 
 
 def _reference(runs: Sequence[RunCard], key: str, kind: str) -> float:

@@ -1,5 +1,7 @@
 """Pass@1 and Pass@K: models × methods × benchmarks, sweeps of a setting, and training runs' own held-out problems."""
 
+import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +16,7 @@ from apo_lab.reporting.tables.series import (
     average,
     budgets,
     common_benchmarks,
+    compared,
     data_notes,
     evaluated,
     series,
@@ -103,7 +106,7 @@ def held_out_table(measurements: Sequence[Measurement]) -> Table:
             metrics = ("pass@1", f"pass@{budget[name]}")[: len(names)]
             shares = [share_cell(side.metrics.get(metric) if side else None) for metric in metrics for side in sides]
             k = [Cell(f"{budget[name]}", float(budget[name]))] if has_many else []
-            gain = points_cell(item.by_benchmark[name].metrics["gain"])
+            gain = points_cell(item.by_benchmark[name].metrics.get("gain"))
             cells = (item.head.name, seeds_cell(item, [name]), BENCHMARKS[name], *k, *shares, gain)
             rows.append(row_of(*cells, section=item.head.block))
     return Table(
@@ -133,9 +136,10 @@ def sensitivity_table(
     Source: the paper's table of hyper-parameter sensitivity.
     """
     items = series_of(measurements, block, method)
-    names = in_order(common_benchmarks(items).get(block, ()), BENCHMARKS)
+    common = common_benchmarks(items).get(block, ())
     every = [measured for item in items for measured in item.by_benchmark.values()]
-    accuracies = Accuracies(names, budgets(every), has_averages=len(names) > 1)
+    names = in_order((measured.benchmark for measured in every), BENCHMARKS)
+    accuracies = Accuracies(names, budgets(every), has_averages=len(common) > 1)
     rows = []
     for keys, variants in variants_of(items, (defaults or {}).get(algo_of(method), {})).items():
         for values, item in variants:
@@ -143,7 +147,7 @@ def sensitivity_table(
             remarks = ", ".join(filter(None, ("" if item.head.settings else "default", item.head.which)))
             first = f"{label} ({remarks})" if remarks else label
             section = f"Varying {', '.join(map(axis_name, keys))}"
-            rows.append(row_of(first, *accuracies.cells(item, names), section=section))
+            rows.append(row_of(first, *accuracies.cells(item, common), section=section))
     return Table(
         name=f"sensitivity_{slug(block)}_{slug(method)}",
         title=f"Sensitivity of {method} on {block}",
@@ -155,14 +159,11 @@ def sensitivity_table(
 
 def swept_methods(measurements: Sequence[Measurement]) -> list[tuple[str, str]]:
     """(block, method) of everything measured with more than one setting: what a sensitivity table can be made of."""
-    settings: dict[tuple[str, str], set[tuple[tuple[str, str], ...]]] = {}
-    chosen = evaluated(measurements) or measurements
-    for item in chosen:
-        settings.setdefault((item.block, item.method), set()).add(tuple(item.settings.items()))
-    blocks = blocks_in_order(chosen)
+    chosen = compared(measurements)
+    settings = {(item.block, item.method, tuple(item.settings.items())) for item in chosen}
+    counts = Counter((block, method) for block, method, _ in settings)
     methods = in_order((item.method for item in chosen), METHODS.values())
-    found = [key for key, values in settings.items() if len(values) > 1]
-    return sorted(found, key=lambda key: (blocks.index(key[0]), methods.index(key[1])))
+    return [key for key in itertools.product(blocks_in_order(chosen), methods) if counts[key] > 1]
 
 
 def variants_of(items: Sequence[Series], usual: Mapping[str, str]) -> Variants:

@@ -9,6 +9,11 @@ from apo_lab.reporting.names import METHODS, in_order
 from apo_lab.reporting.records import Measurement
 from apo_lightning.evaluation.records import Estimate
 
+EXACT = (
+    "Exact pass@k: summed over all completions, on the run's own held-out problems; evaluations estimate it from "
+    "samples, on theirs."
+)
+"""What exact values are."""
 INTERVALS = "95 % confidence intervals over problems, and over training seeds of methods that have several"
 """What the intervals are over; those of one policy do not hold other seeds of its method."""
 
@@ -25,6 +30,12 @@ class Series:
 def evaluated(measurements: Iterable[Measurement]) -> list[Measurement]:
     """The evaluations alone, without the training runs' own measurements on held-out problems."""
     return [item for item in measurements if not item.held_out]
+
+
+def compared(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """What a sweep is compared by: evaluations, or else the runs' own held-out problems; exact values in any case."""
+    sampled = evaluated(measurements) or [item for item in measurements if not item.exact]
+    return [*sampled, *(item for item in measurements if item.exact)]
 
 
 def budgets(measurements: Iterable[Measurement]) -> dict[str, int]:
@@ -61,10 +72,8 @@ def series(measurements: Sequence[Measurement]) -> list[Series]:
 
 
 def series_of(measurements: Sequence[Measurement], block: str, method: str) -> list[Series]:
-    """The settings of one method: as they were evaluated, or else on the training runs' own held-out problems."""
-    return series(
-        [item for item in evaluated(measurements) or measurements if (item.block, item.method) == (block, method)]
-    )
+    """The settings of one method, from what they are compared by."""
+    return series([item for item in compared(measurements) if (item.block, item.method) == (block, method)])
 
 
 def without_variants(items: Sequence[Series]) -> list[Series]:
@@ -74,24 +83,30 @@ def without_variants(items: Sequence[Series]) -> list[Series]:
 
 
 def common_benchmarks(items: Sequence[Series]) -> dict[str, set[str]]:
-    """Of each block, the benchmarks that all its series have."""
+    """Of each block, the benchmarks that all its series have; exact values count where it has no others."""
     common: dict[str, set[str]] = {}
-    for item in items:
-        common[item.head.block] = common.get(item.head.block, set(item.by_benchmark)) & set(item.by_benchmark)
+    for is_exact in (True, False):
+        of_kind: dict[str, set[str]] = {}
+        for item in items:
+            if names := {name for name, each in item.by_benchmark.items() if each.exact == is_exact}:
+                of_kind[item.head.block] = of_kind.get(item.head.block, names) & names
+        common |= of_kind
     return common
 
 
 def average(
     item: Series, benchmarks: Iterable[str], metric: str, budget: Mapping[str, int] | None = None
 ) -> Estimate | None:
-    """Macro-average over the benchmarks; None where one lacks the metric. `pass@K` is at the budget, else all samples.
+    """Macro-average over the benchmarks; None where one is missing or lacks the metric.
 
-    Half-widths of single policies add in quadrature. A training seed counts on all benchmarks at once.
+    `pass@K` is at the budget, else all samples. Half-widths of single policies add in quadrature. A training seed
+    counts on all benchmarks at once.
     """
-    measured = [item.by_benchmark[name] for name in sorted(benchmarks)]
+    names = sorted(benchmarks)
+    measured = [item.by_benchmark[name] for name in names if name in item.by_benchmark]
     own = {each.benchmark: each.num_samples for each in measured}
     chosen = [(each, f"pass@{(budget or own)[each.benchmark]}" if metric == "pass@K" else metric) for each in measured]
-    if not chosen or any(name not in each.metrics for each, name in chosen):
+    if not chosen or len(chosen) < len(names) or any(name not in each.metrics for each, name in chosen):
         return None
     if any(each.seeds for each in measured):
         return mean_over_both(chosen)
@@ -105,6 +120,8 @@ def data_notes(measurements: Sequence[Measurement]) -> tuple[str, ...]:
         most = max(item.num_samples for item in measurements if item.benchmark == benchmark)
         if most > k:
             notes.append(f"{benchmark}: evaluated with {k} to {most} samples a problem; pass@k is compared at {k}.")
+    if any(item.exact for item in measurements):
+        notes.append(f"{EXACT} Exact values have no interval.")
     if unclear := sorted({item.name for item in measurements if item.which}):
         notes.append(
             f"Not averaged: {', '.join(unclear)}. One name stands for several weights that are not different training "
