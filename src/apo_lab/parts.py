@@ -105,7 +105,8 @@ class EntropyTarget(Part):
     """An entropy bonus, −c·H on every token, whose coefficient c rises while the entropy is at most a target.
 
         h = −mean log π_rollout over the step's tokens [nats]
-        c ← min(c + delta, highest) where h ≤ target,   max(c − delta, 0) else;   the bonus acts where h ≤ target
+        c ← min(c + delta, highest), and the bonus acts,   where h ≤ target
+        c ← max(c − delta, 0), and it does not,            elsewhere
 
     Source: TRL 1.16 (`use_adaptive_entropy`, pull request 6140), after He et al. 2025 (Skywork-OR1). `relative`: Zhang
     et al. 2025 (arXiv 2510.10959), of which the abstract was read; a summary gives 0.4.
