@@ -13,7 +13,16 @@ from apo_lightning.step.table import StepTable
 from apo_lightning.types import Advantages
 from composing import tiny_policy
 from factories import make_rollouts, make_setup
-from running import SIGNAL, Stopper, read_metrics, train_tiny, training_rows, weights, without_clock
+from running import (
+    SIGNAL,
+    Stopper,
+    on_one_and_two_ranks,
+    read_metrics,
+    train_tiny,
+    training_rows,
+    weights,
+    without_clock,
+)
 
 # Two mini-batches, and a rate at which the policy moves between them.
 SIZES = (*SIGNAL, "trainer.max_steps=2", "optimizer.lr=1e-1", "optimizer.eps=1")
@@ -174,3 +183,22 @@ def test_a_controller_that_was_stopped_goes_on_to_the_bit(tmp_path, monkeypatch,
     assert rows[0] == rows[1]
     bonuses = [float(row["entropy_target/bonus"]) for row in training_rows(tmp_path / "whole")]
     assert len(set(bonuses)) > 2
+
+
+@pytest.mark.slow(60)
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        (("algo=lp_reg", "algo.loss.fraction=0.3"), "train/lp_reg_fraction"),
+        ((*CONTROLLED[len(SHORT) :], "algo.parts.entropy_target.target=1"), "entropy_target/bonus"),
+    ],
+    ids=["lp_reg", "entropy_target"],
+)
+def test_two_ranks_do_what_one_process_does(tmp_path, options, shown):
+    alone, *others = on_one_and_two_ranks(tmp_path, ("ddp_cpu2", "fsdp_cpu2"), *SIZES, *options)
+    for rows in others:
+        for one, two in zip(alone, rows, strict=True):
+            assert float(one[shown]) > 0
+            for name in (name for name in one if name.startswith(("train/", "entropy_target/"))):
+                expected = pytest.approx(float(one[name] or "nan"), rel=1e-5, abs=1e-6, nan_ok=True)
+                assert float(two[name] or "nan") == expected, name
