@@ -50,10 +50,13 @@ class Case:
     def prepared(self, loss) -> "Case":
         """With the columns that the loss reads of the whole mini-batch and of whole completions."""
         columns = {}
-        if "marks" in loss.needs.columns:
+        if loss.needs.columns:
             tokens = {name: getattr(self, name) for name in ("advantages", "is_correct")}
             keys = torch.arange(len(self.token_ids))
-            columns["marks"] = loss.marks(MinibatchTokens(**tokens, logprobs=self.old_logprobs, keys=keys))
+            marks = loss.marks(MinibatchTokens(**tokens, logprobs=self.old_logprobs, keys=keys))
+            # Of the renormalised proxy: above the old policy, and so above the current one on about half of the tokens.
+            proxy = torch.where(marks > 0, self.old_logprobs + 0.1, -torch.inf)
+            columns |= {"marks": marks, "proxy_logprobs": proxy}
         if loss.needs.completions:
             columns |= loss.completion_columns(detached(self.inputs(loss.needs, self.logits.double())))
         return replace(self, columns=columns)
@@ -71,6 +74,7 @@ class Case:
                 ref_logits=self.ref_logits[t],
                 importance_weight=math.exp(self.old_logprobs[t].item() - rollout[t].item()),
                 mark=columns.get("marks", 0.0),
+                proxy_logprob=columns.get("proxy_logprobs", -math.inf),
                 sequence_value=columns.get("completion_mean", columns.get("entropy_rank", 0.0)),
             )
 

@@ -2,6 +2,8 @@
 
 from apo_lab.advantages.boundary_gate import BoundaryGate
 from apo_lab.advantages.differential_smoothing import DifferentialSmoothing
+from apo_lab.advantages.inverse_frequency import InverseFrequency
+from apo_lab.advantages.max_rl import MaxRL
 from apo_lab.advantages.pass_at_k_weight import PassAtKWeight
 from apo_lab.advantages.pkpo import PKPO
 from apo_lab.advantages.rare_answers import RareAnswers
@@ -13,6 +15,8 @@ __all__ = [
     "PKPO",
     "BoundaryGate",
     "DifferentialSmoothing",
+    "InverseFrequency",
+    "MaxRL",
     "PassAtKWeight",
     "RareAnswers",
     "RepeatedAnswers",

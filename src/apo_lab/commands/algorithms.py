@@ -1,8 +1,8 @@
 """`python -m apo_lab.commands.algorithms docs`: the page of all algorithms, from their files.
 
 A section is made of the first lines of the algorithm's YAML (what it is; a line that begins with "Use" says when), of
-the docstrings of its loss, advantage estimator and auxiliary term, of what they declare, and of a run on a tabular
-policy.
+the docstrings of its loss, advantage estimator, auxiliary term and parts, of what they declare, and of a run on a
+tabular policy.
 """
 
 import functools
@@ -19,8 +19,8 @@ from apo_lab.reporting.figures.canvas import encode
 from apo_lab.theory.figures import GROUP_SIZE, RATE, RUNS, STEPS, TOKENS, algorithm_figure
 from apo_lightning.advantages import needs_of
 from apo_lightning.common.files import write_atomically
-from apo_lightning.losses import PolicyLoss
 from apo_lightning.run.choices import composed, config_folders, options_of
+from apo_lightning.types import Needs
 
 ROOT = Path(__file__).resolve().parents[3]
 USUAL = ("GroupNormalized", "apo")
@@ -35,7 +35,7 @@ steps on groups of {GROUP_SIZE} with learning rate {RATE} on the logits. They sh
 softmax, not of a language model.
 
 Each class is described once. Advantages are those of [`{USUAL[0]}`](#{USUAL[1]}) unless a section names another
-estimator; wrappers (`Adjusted`, `Informative`, `Shaped`) contain it.
+estimator; wrappers (`Adjusted`, `Informative`, `InverseFrequency`, `Shaped`) contain it.
 """
 
 
@@ -75,6 +75,9 @@ def _section(name: str, described: dict[str, str]) -> str:
     path = next(p for folder in config_folders() if (p := folder / "algo" / f"{name}.yaml").exists())
     comment = [line.removeprefix("# ") for line in path.read_text().splitlines() if line.startswith("# ")]
     loss, advantage = instantiate(node.loss), instantiate(node.advantage)
+    needs = functools.reduce(
+        Needs.__or__, (part.needs for part in instantiate(node.get("parts", {})).values()), loss.needs
+    )
     parts = [
         f"## {name}",
         "",
@@ -85,7 +88,7 @@ def _section(name: str, described: dict[str, str]) -> str:
         *_parts(node, name, described),
     ]
     extra_parts = [part for part in ("auxiliary", "critic") if node.get(part)]
-    parts += [_costs(loss, needs_of(advantage).history, extra_parts), ""]
+    parts += [_costs(needs, needs_of(advantage).history, extra_parts), ""]
     parts += [_why_no_figure(node) or f"![What {name} does to a bandit](figures/algorithms/{name}.svg)", ""]
     return "\n".join(parts)
 
@@ -103,6 +106,8 @@ def _why_no_figure(node: DictConfig) -> str | None:
         return "It reads what earlier steps saw of a prompt, which the bandit does not keep."
     if node.get("dynamic_sampling"):
         return "It chooses among prompts, and the bandit is a single one."
+    if node.get("parts"):
+        return "Without its part, as on the bandit, it is GRPO."
     if node.get("auxiliary"):
         return "Without stored completions, as on the bandit, it is GRPO."
     if node.get("critic"):
@@ -111,8 +116,9 @@ def _why_no_figure(node: DictConfig) -> str | None:
 
 
 def _parts(node: DictConfig, name: str, described: dict[str, str]) -> list[str]:
-    """Loss, estimator and auxiliary term: those of this section with their formulas, the others as links."""
-    kinds = [kind for key in ("loss", "advantage", "auxiliary") if node.get(key) for kind in _classes(node[key])]
+    """Loss, estimator, auxiliary term and parts: those of this section with their formulas, the others as links."""
+    nodes = [node[key] for key in ("loss", "advantage", "auxiliary") if node.get(key)]
+    kinds = [kind for item in (*nodes, *node.get("parts", {}).values()) for kind in _classes(item)]
     new = [kind for kind in kinds if described.setdefault(kind.__name__, name) == name]
     others = [kind.__name__ for kind in kinds if kind not in new and kind.__name__ != USUAL[0]]
     links = [f"[`{kind}`](#{described[kind]})" for kind in others]
@@ -138,10 +144,10 @@ def _described(kind: type) -> list[str]:
     return lines
 
 
-def _costs(loss: PolicyLoss, reads_history: bool, extra_parts: Sequence[str]) -> str:
+def _costs(needs: Needs, reads_history: bool, extra_parts: Sequence[str]) -> str:
     """What it runs and reads, by its own declaration."""
     ran = {"all": "every completion", "nonzero_advantage": "completions of A ≠ 0"}
-    needs, extras = loss.needs, []
+    extras = []
     if needs.reference:
         read = "every token" if needs.reference_on == "all" else "tokens of errors"
         extras.append(f"the reference on {read}" + (f", {needs.anchor_size} anchors each" if needs.anchor_size else ""))

@@ -1,11 +1,24 @@
 """Ablations of APO and rival losses: one small frozen dataclass each, with one YAML each in `configs/algo/`."""
 
 from apo_lab.losses.cispo import CISPO
+from apo_lab.losses.correct_only_kl import CorrectOnlyKL
 from apo_lab.losses.covariance import ClipCov, KLCov
 from apo_lab.losses.entropy_advantage import EntropyAdvantage
 from apo_lab.losses.gmpo import GMPO
 from apo_lab.losses.grid import GridLoss
+from apo_lab.losses.low_probability import LpReg
 from apo_lab.losses.sage import SAGE
 from apo_lab.losses.simko import SimKO
 
-__all__ = ["CISPO", "GMPO", "SAGE", "ClipCov", "EntropyAdvantage", "GridLoss", "KLCov", "SimKO"]
+__all__ = [
+    "CISPO",
+    "GMPO",
+    "SAGE",
+    "ClipCov",
+    "CorrectOnlyKL",
+    "EntropyAdvantage",
+    "GridLoss",
+    "KLCov",
+    "LpReg",
+    "SimKO",
+]

@@ -1,13 +1,12 @@
 """Clip-Cov and KL-Cov: restrict the few tokens whose covariance of advantage and log-prob drives entropy down."""
 
-from abc import abstractmethod
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from apo_lab.losses.minibatch_tokens import MinibatchTokens
+from apo_lab.losses.minibatch_tokens import MarkingGRPO, MinibatchTokens
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import GRPO, applicable
 from apo_lightning.losses.functional import Number, importance_ratio, log_ratio
@@ -15,7 +14,7 @@ from apo_lightning.types import LossInputs, LossOutput, Needs
 
 
 @dataclass(frozen=True, kw_only=True)
-class CovarianceGRPO(GRPO):
+class CovarianceGRPO(MarkingGRPO):
     """What Clip-Cov and KL-Cov share: a few tokens of every mini-batch are marked by their covariance.
 
         cov = (A − mean A)·(ℓ − mean ℓ),   ℓ = log π_rollout(y),   means over the kept tokens of the mini-batch
@@ -41,10 +40,6 @@ class CovarianceGRPO(GRPO):
     def needs(self) -> Needs:
         """The loss reads the column that `apo_lab.parts.TokenMarks` fills by `marks`."""
         return super().needs | Needs(columns=frozenset({"marks"}))
-
-    @abstractmethod
-    def marks(self, tokens: MinibatchTokens) -> Float[Tensor, "tokens"]:
-        """1 on the tokens of a mini-batch that are marked, before its update; collective."""
 
     def num_marked(self, tokens: MinibatchTokens) -> int:
         """How many tokens of a mini-batch are marked."""

@@ -1,5 +1,6 @@
-"""What a loss may know of a whole mini-batch before the update."""
+"""What a loss may know of a whole mini-batch before the update, and the losses that mark tokens by it."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from apo_lightning.losses import GRPO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,3 +59,12 @@ class MinibatchTokens:
         chosen = torch.zeros_like(among)
         chosen[places[: sum(pair <= ranked[-1] for pair in mine)]] = True
         return chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkingGRPO(GRPO):
+    """GRPO that treats some tokens of every mini-batch otherwise; `apo_lab.parts.TokenMarks` asks for them."""
+
+    @abstractmethod
+    def marks(self, tokens: MinibatchTokens) -> Float[Tensor, "tokens"]:
+        """1 on the tokens of a mini-batch that are marked, before its update; collective."""

@@ -23,6 +23,7 @@ class Token:
     importance_weight: float = 1.0
     mark: float = 0.0
     sequence_value: float = 0.0
+    proxy_logprob: float = -INF
 
 
 def log_softmax(logits: Sequence[float]) -> list[float]:
@@ -102,6 +103,10 @@ def loss_and_gradient(settings: Mapping[str, Any], token: Token) -> tuple[float,
     if dual is not None and a < 0 and objective < dual * a:
         objective, flat = dual * a, True
     slopes = [0.0 if flat else a * d for d in drho]
+    if kind == "LpReg" and a < 0 and logp[token.y] < token.proxy_logprob:
+        objective, slopes = r * a, [a * d for d in drho]
+        value, dkl = sampled_kl("k3", token.proxy_logprob - logp[token.y], 10.0, dlogp_y)
+        penalty, dpenalty = settings["kl_coef"] * value, [settings["kl_coef"] * d for d in dkl]
     if kind == "CISPO":
         capped = min(r, settings["cap"])
         objective, slopes = capped * a * (logp[token.y] if a else 0.0), [capped * a * d for d in dlogp_y]
@@ -125,7 +130,8 @@ def loss_and_gradient(settings: Mapping[str, Any], token: Token) -> tuple[float,
         loss += settings["kl_coef"] * abs(raw)
         sign = (raw > 0) - (raw < 0)
         gradient = [g + settings["kl_coef"] * sign * d for g, d in zip(gradient, dlogp_y, strict=True)]
-    if "error_only" in settings and not (settings["error_only"] and a >= 0):
+    spared = kind == "CorrectOnlyKL" and not token.is_correct
+    if "error_only" in settings and not spared and not (settings["error_only"] and a >= 0):
         value, dkl = divergence(settings, token, logp, p, dlogp_y)
         loss += settings["kl_coef"] * value
         gradient = [g + settings["kl_coef"] * d for g, d in zip(gradient, dkl, strict=True)]
@@ -240,9 +246,13 @@ def divergence(settings, token, logp, p, dlogp_y):
     if "guide_ratio" in settings:
         q = 1 + settings["guide_ratio"] * max(0.0, entropy_of(p, logp) - settings["guide_threshold"])
         raw += math.log(min(q, settings["highest_guide"]))
+    return sampled_kl(estimator, raw, INF if settings["kl_clamp"] is None else settings["kl_clamp"], dlogp_y)
+
+
+def sampled_kl(estimator, raw, cap, dlogp_y):
+    """An estimate from the sampled token, raw = log π_ref − log π, and its gradient."""
     delta = min(max(raw, -LIMIT), LIMIT)
     k3 = math.exp(delta) - delta - 1
-    cap = INF if settings["kl_clamp"] is None else settings["kl_clamp"]
     value = {"k1": -delta, "k2": delta**2 / 2, "k3": min(k3, cap), "k3_plus": min(k3, cap)}[estimator]
     slope = {
         "k1": 1.0,

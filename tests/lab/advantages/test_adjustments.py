@@ -12,6 +12,8 @@ from advantage_cases import check_apo, inputs
 from apo_lab.advantages import (
     BoundaryGate,
     DifferentialSmoothing,
+    InverseFrequency,
+    MaxRL,
     PassAtKWeight,
     RareAnswers,
     RepeatedAnswers,
@@ -19,7 +21,8 @@ from apo_lab.advantages import (
     Unlikeliness,
 )
 from apo_lab.advantages.boundary_gate import boundary_utility
-from apo_lightning.advantages import Adjusted, GroupNormalized, Shaped, SignedReward, Truncated
+from apo_lightning.advantages import Adjusted, GroupNormalized, LeaveOneOut, Shaped, SignedReward, Truncated
+from apo_lightning.advantages.estimator import keep_all
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import Needs, PromptRecord
 
@@ -118,6 +121,73 @@ def test_repeated_answers():
     assert penalised == pytest.approx([0.8, 0.8, 0.8, 1, 1, 1])
 
 
+MAX_RL = Adjusted(GroupNormalized(normalize_std=False), MaxRL())
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [([1, 0, 0, 0], [3, -1, -1, -1]), ([1, 1, 0, 0], [1, 1, -1, -1]), ([0] * 4, [0] * 4), ([1] * 4, [0] * 4)],
+)
+def test_max_rl(rewards, expected):
+    # r/r̄ − 1, but for the 1e-6 beside r̄.
+    assert MAX_RL(inputs([rewards])).values[0].tolist() == pytest.approx(expected, abs=2e-5)
+
+
+@given(st.integers(2, 8), st.floats(0.05, 0.95))
+def test_max_rl_is_unbiased_for_log_p_cut_behind_order_n_minus_1(n, p):
+    """By p itself: the score of a right completion is 1/p, that of a wrong one −1/(1 − p)."""
+    centred = with_every_group = 0.0
+    for c in range(n + 1):
+        values = MAX_RL(inputs([[1.0] * c + [0.0] * (n - c)])).values[0].tolist()
+        scores = [1 / p] * c + [-1 / (1 - p)] * (n - c)
+        chance = comb(n, c) * p**c * (1 - p) ** (n - c)
+        centred += chance * sum(a * s for a, s in zip(values, scores, strict=True)) / n
+        with_every_group += chance * sum((a if c else -1) * s for a, s in zip(values, scores, strict=True)) / n
+
+    def slope(order):
+        return sum((1 - p) ** (k - 1) for k in range(1, order + 1))
+
+    assert centred == pytest.approx(slope(n - 1), rel=1e-4)
+    assert with_every_group == pytest.approx(slope(n), rel=1e-4)
+
+
+def test_max_rl_refuses_other_rewards():
+    assert MAX_RL.needs.binary_rewards
+    with pytest.raises(ConfigError, match=r"a reward is 0\.5: MaxRL"):
+        MAX_RL(inputs([[0.5, 0.0]]))
+
+
+ANSWERS = (("4", "4", "6", None, None),)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "scaled", "expected"),
+    [
+        # r/f = ½, ½, 1, 0, 0, less the mean of the other four.
+        (1, "reward", [1 / 8, 1 / 8, 3 / 4, -1 / 2, -1 / 2]),
+        # A of RLOO is ½ where right, −¾ where wrong; f = 2, 2, 1, 1, 1.
+        (1, "advantage", [1 / 4, 1 / 4, 1 / 2, -3 / 4, -3 / 4]),
+        (2, "advantage", [1 / 8, 1 / 8, 1 / 2, -3 / 4, -3 / 4]),
+    ],
+)
+def test_inverse_frequency(alpha, scaled, expected):
+    step = inputs([[1.0, 1.0, 1.0, 0.0, 0.0]], answers=ANSWERS)
+    assert InverseFrequency(LeaveOneOut(), alpha, scaled)(step).values[0].tolist() == pytest.approx(expected)
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=2, max_size=8), st.floats(0, 3))
+def test_at_exponent_1_all_right_answers_weigh_alike_and_at_0_nothing_changes(answers, alpha):
+    step = inputs([[1.0] * len(answers) + [0.0]], answers=((*answers, None),))
+    shares = InverseFrequency(lambda inputs: keep_all(inputs.rewards))(step).values[0].tolist()
+    for answer in set(answers):
+        assert sum(x for x, a in zip(shares, answers, strict=False) if a == answer) == pytest.approx(1)
+    for scaled in ("reward", "advantage"):
+        plain = GroupNormalized()(step).values
+        assert torch.equal(InverseFrequency(GroupNormalized(), 0, scaled)(step).values, plain)
+    kept = InverseFrequency(GroupNormalized(), alpha, "advantage")(step).values
+    assert torch.equal(kept.sign(), plain.sign())
+
+
 def test_apo_triggers_on_wrong_answers_alone_where_right_ones_are_punished():
     def check(trigger, adjustment):
         check_apo(Adjusted(GroupNormalized(), adjustment), trigger)
@@ -126,6 +196,10 @@ def test_apo_triggers_on_wrong_answers_alone_where_right_ones_are_punished():
         check("incorrect", punishing)
         with pytest.raises(ConfigError, match="trigger=incorrect"):
             check("negative_advantage", punishing)
+    with pytest.raises(ConfigError, match="trigger=incorrect"):
+        check_apo(InverseFrequency(GroupNormalized()))
+    for estimator in (InverseFrequency(GroupNormalized(), scaled="advantage"), MAX_RL):
+        check_apo(estimator)
     for sparing in (UniformCorrect(), PassAtKWeight(k=4), BoundaryGate(k=4, threshold=0.1)):
         check("negative_advantage", sparing)
 
@@ -148,6 +222,8 @@ def test_values_out_of_range():
         (lambda: RareAnswers(coef=1, baseline=2), "baseline is 2"),
         (lambda: RepeatedAnswers(coef=float("nan")), "coef is nan"),
         (lambda: Unlikeliness(coef=2), "coef is 2"),
+        (lambda: InverseFrequency(GroupNormalized(), -1), "alpha is -1"),
+        (lambda: InverseFrequency(GroupNormalized(), 1, "both"), "scaled is 'both'"),
         (lambda: DifferentialSmoothing(correct_coef=0, incorrect_coef=-1), "incorrect_coef is -1"),
     ):
         with pytest.raises(ConfigError, match=match):
