@@ -1,8 +1,9 @@
 """`apo preflight`: the memory and time that a run needs, and everything that is wrong with it, before it starts."""
 
+import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,10 +14,11 @@ from rich.console import Group, RenderableType
 
 from apo_lightning.common.console import quiet_libraries, say, show
 from apo_lightning.errors import ConfigError
+from apo_lightning.model.tokenizer import character_tokenizer
 from apo_lightning.run.checks import check_share, check_steps
 from apo_lightning.run.devices import check_devices
+from apo_lightning.run.preparing import check_reward, prepare, prepare_algorithm, read_data
 from apo_lightning.run.settings import ANNOTATIONS, step_settings
-from apo_lightning.run.training import prepare
 from apo_lightning.run.value_types import check_values
 from apo_plan import findings as machine
 from apo_plan.findings import Finding, this_machine
@@ -59,6 +61,8 @@ def preflight(cfg: DictConfig, output_dir: Path) -> int:
             run.reward.close()
             described = run.described
             findings += [Finding("warning", notice) for notice in run.notices]
+    else:
+        findings += [finding for finding in _problem_findings(cfg) if finding not in findings]
     show(Group(*parts))
     for line in described:
         say(line)
@@ -66,7 +70,7 @@ def preflight(cfg: DictConfig, output_dir: Path) -> int:
     return int(any(finding.level == "error" for finding in findings))
 
 
-@contextmanager
+@contextlib.contextmanager
 def _errors_to(findings: list[Finding]) -> Iterator[None]:
     """Turn a `ConfigError` of the block into a finding; the rest of the block is skipped."""
     try:
@@ -93,6 +97,26 @@ def _room_findings(cfg: DictConfig, plan: Plan, output_dir: Path) -> list[Findin
     weights = FLOAT32 * (snapshots * model.trained_parameters + model.num_parameters)
     needed = (kept.keep + 1 + (kept.best is not None)) * checkpoint + weights
     return findings + machine.disk_findings(output_dir, needed)
+
+
+def _problem_findings(cfg: DictConfig) -> list[Finding]:
+    """Findings on algorithm, problems and reward, where a run could not begin for other reasons.
+
+    Without the model's tokenizer the problems are read in characters, and no length is compared with a limit.
+    """
+    findings: list[Finding] = []
+    with _errors_to(findings):
+        algorithm = prepare_algorithm(cfg)
+        model = instantiate(cfg.model, _convert_="all")
+        tokenizer, template = character_tokenizer(), "{problem}"
+        with _errors_to(findings):
+            tokenizer, template = model.load_tokenizer(), model.prompt_template
+        if template == "{problem}":
+            unlimited = instantiate(cfg.data, max_prompt_tokens=sys.maxsize)
+            algorithm = replace(algorithm, source=unlimited)
+        with contextlib.closing(algorithm.reward):
+            check_reward(algorithm, read_data(algorithm, tokenizer, template, cfg.seed))
+    return findings
 
 
 def _environment_findings(cfg: DictConfig, ranks: RankLayout) -> list[Finding]:

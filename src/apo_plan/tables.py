@@ -51,7 +51,7 @@ def time_table(time: TimePlan, world_size: int, max_steps: int) -> RenderableTyp
     hours, step = time.seconds * max_steps / 3600, time.workload
     together = f"{max_steps:,} steps: " + (f"{hours:,.1f} hours" if hours >= 1 else f"{hours * 60:,.1f} minutes")
     if world_size > 1:
-        together += f", {hours * world_size:,.0f} of one device"
+        together += f", {hours * world_size:,.1f} device-hours"
     assumed = (
         f"assumed (expected.…): prompts of {step.prompt_tokens:,.0f} tokens, completions of "
         f"{step.completion_tokens:,.0f}"

@@ -4,6 +4,7 @@
 no product hides, verification, which overlaps the sampling, diagnostics, validation, checkpoints and start-up.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 from apo_lightning.errors import ConfigError
@@ -98,8 +99,8 @@ def workload_of(settings: StepSettings, expected: Expected, world_size: int) -> 
     return Workload(
         num_prompts=num_prompts,
         group_size=settings.group_size,
-        prompt_tokens=expected.prompt_tokens or settings.max_prompt_tokens,
-        completion_tokens=expected.completion_tokens or settings.max_completion_tokens,
+        prompt_tokens=min(expected.prompt_tokens or math.inf, settings.max_prompt_tokens),
+        completion_tokens=min(expected.completion_tokens or math.inf, settings.max_completion_tokens),
         longest_completion=settings.max_completion_tokens,
         num_sampled=num_prompts * settings.group_size / expected.kept_share,
     )

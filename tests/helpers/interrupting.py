@@ -27,6 +27,10 @@ def breaks(completions, **kwargs):
     raise MemoryError
 
 
+def breaks_at_once(completions, **kwargs):
+    raise MemoryError
+
+
 def ends_at_once(completions, **kwargs):
     os._exit(0)
 

@@ -72,11 +72,18 @@ def test_what_runs_on_eight_gpus_by_default_fits(sizes, overrides, tmp_path):
 
 def test_a_model_that_cannot_be_had_is_one_line_and_the_rest_is_still_checked(tmp_path, capsys):
     missing = ("model=tiny", "model.path=/no/such/model", "model.config=null", "engine=transformers")
-    wrong = ("prompts_per_minibatch=1", "trainer.max_steps=0")
-    assert preflight(composed(*missing, "trainer=fsdp_cpu2", *wrong), tmp_path) == 1
-    errors = [line for line in capsys.readouterr().out.splitlines() if line.startswith("error: ")]
-    expected = ("model.path=/no/such", "minibatch is 1", "max_steps is 0")
-    assert all(words in error for words, error in zip(expected, errors, strict=True))
+    sizes = ("prompts_per_minibatch=1", "trainer.max_steps=0")
+    no_data = ("data=gsm8k", "data.path=/no/such.jsonl")
+    no_reward = ("reward=callable", "reward.function._target_=interrupting.breaks_at_once")
+    for wrong, expected in (
+        (sizes, ("minibatch is 1", "max_steps is 0")),
+        (no_data, ("data file /no/such.jsonl does not exist",)),
+        (no_reward, ("reward interrupting.breaks_at_once failed: MemoryError",)),
+    ):
+        assert preflight(composed(*missing, "trainer=fsdp_cpu2", *wrong), tmp_path) == 1
+        errors = [line for line in capsys.readouterr().out.splitlines() if line.startswith("error: ")]
+        expected = ("model.path=/no/such", *expected)
+        assert all(words in error for words, error in zip(expected, errors, strict=True)), errors
 
 
 def test_snapshots_and_the_best_checkpoint_need_room_on_the_disk(tmp_path, monkeypatch):

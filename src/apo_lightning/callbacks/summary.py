@@ -24,6 +24,8 @@ from apo_lightning.model.fingerprint import versions, weights_sha256
 from apo_lightning.types import StepOutput, ValidationOutput
 
 NUM_EDGE_STEPS = 5
+SAID_AFTER = 10
+"""Steps in a row without a gradient, after which the user is told."""
 VERDICT_PREFIX = "reward/num_"
 # Metric key (a prefix where it ends in @), label, decimals.
 ROWS = (
@@ -59,6 +61,7 @@ class RunSummary(StepCallback):
         self._started: float | None = None
         self._seconds_before = 0.0
         self._weights_sha256: str | None = None
+        self._untrained_in_a_row = 0
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Start the wall clock at the first stage of this process."""
@@ -66,8 +69,15 @@ class RunSummary(StepCallback):
             self._started = time.monotonic()
 
     def on_step(self, step: StepOutput) -> None:
-        """Keep the step's numbers."""
-        self._steps[step.step] = dict(step.metrics)
+        """Keep the step's numbers; say once when no completion has had a gradient for some steps."""
+        self._steps[step.step] = metrics = dict(step.metrics)
+        self._untrained_in_a_row = self._untrained_in_a_row + 1 if metrics.get("train/skipped_fraction") == 1 else 0
+        if self._untrained_in_a_row == SAID_AFTER:
+            say(
+                f"{SAID_AFTER} steps in a row no completion had a gradient, since the rewards of each group were "
+                f"equal: mean reward {metrics['train/reward']:.3f}, {metrics['train/truncated_fraction']:.0%} of the "
+                "completions were cut at data.max_completion_tokens"
+            )
 
     def on_validated(self, output: ValidationOutput) -> None:
         """Keep the accuracy on each problem, for the paired comparison."""
@@ -187,10 +197,9 @@ def closing_table(summary: Mapping[str, Any]) -> RenderableType:
     """First and last training steps, held-out sets before and after, and the counts of verdicts."""
     parts: list[RenderableType] = [_training(summary["train"])] if summary["steps"] else []
     parts += [_held_out(name, change) for name, change in summary["held_out"].items()]
-    if 0 < summary["steps"] == summary["num_untrained_steps"]:
-        parts.append(
-            Text("nothing was trained: no completion had a gradient, since the rewards of each group were equal")
-        )
+    if 2 * (untrained := summary["num_untrained_steps"]) > summary["steps"]:
+        what = "nothing was trained" if untrained == summary["steps"] else f"{untrained} steps trained nothing"
+        parts.append(Text(f"{what}: no completion had a gradient, since the rewards of each group were equal"))
     judged = ", ".join(f"{count} {status}" for status, count in summary["verdicts"].items() if count)
     steps = f"{summary['steps']} steps in {duration(summary['wall_seconds'])}"
     parts.append(Text(f"{steps}; completions: {judged or 'none'}"))

@@ -19,6 +19,8 @@ from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.errors import ConfigError
 
 FORMAT = 4
+CODE = "the code of"
+"""How the name of a fingerprint of a user's file begins."""
 MANIFEST = "checkpoint.json"
 TENSORS = "tensors"
 """The folder of the large tensors."""
@@ -212,12 +214,16 @@ def read_header(folder: Path) -> Header:
 def require_same_sources(checkpoint: Checkpoint, sources: Mapping[str, str]) -> None:
     """Raise `ConfigError` if a content that a checkpoint's run began with has changed, and name it.
 
-    A content without a fingerprint in the checkpoint is not compared; a line names it.
+    A content without a fingerprint in the checkpoint is not compared; a line names it. Code may change, since a run may
+    be resumed to mend it; a line says so.
     """
     saved = checkpoint.header.sources or {}
     if unknown := [name for name in sources if name not in saved]:
         say(f"{checkpoint.folder.name} has no fingerprints of {' and '.join(unknown)}, which are not compared")
-    if changed := [name for name in sources if saved.get(name, sources[name]) != sources[name]]:
+    changed = [name for name in sources if saved.get(name, sources[name]) != sources[name]]
+    for name in (name for name in changed if name.startswith(CODE)):
+        say(f"{name} has changed since {checkpoint.folder.name}: the steps from here on are those of the new code")
+    if changed := [name for name in changed if not name.startswith(CODE)]:
         raise ConfigError(
             f"checkpoint {checkpoint.folder}: {' and '.join(changed)} changed after its run began, under the same "
             "settings: restore what was changed, or start a new run"

@@ -1,11 +1,13 @@
 """The options of config groups: their names, globs over them, and what they instantiate."""
 
+import difflib
 import os
 import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib.resources import files
 from pathlib import Path
+from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import create_config_search_path, get_args_parser
@@ -13,8 +15,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from apo_lightning.common.formatting import flatten
 from apo_lightning.errors import ConfigError
 
 CONFIG_DIR = Path(__file__).resolve().parents[1] / "configs"
@@ -40,6 +43,35 @@ def composed(name: str, overrides: Sequence[str] = (), *, with_hydra: bool = Fal
 def config_file(name: str) -> Path:
     """The file of a primary configuration, the first in Hydra's search order."""
     return next(path for folder in config_folders() if (path := folder / f"{name}.yaml").is_file())
+
+
+def refuse_unread(cfg: DictConfig, name: str) -> None:
+    """Raise `ConfigError` for a setting that `+` or a file has added where nothing reads it.
+
+    What stands beside the sections of a configuration is read by its name; sections refuse strange keys themselves.
+    """
+    known = [*composed(name), *(group.name for folder in config_folders() for group in folder.glob("*/"))]
+    known += ["top_p", "top_k", "min_p"]  # training says itself why it has none of these
+    text = OmegaConf.to_yaml(cfg)
+    for key in map(str, cfg):
+        if key not in known and f"${{{key}" not in text:
+            raise ConfigError(f"{key}: no setting has this name{nearest(key, composed(name))}")
+
+
+def nearest(key: str, cfg: DictConfig) -> str:
+    """How a message goes on that says a setting does not exist: with the ones of a similar name.
+
+    Example:
+        >>> nearest("lr", OmegaConf.create({"optimizer": {"lr": 1e-6, "eps": 1e-8}}))
+        '; the nearest is optimizer.lr'
+    """
+    keys = [*flatten(cast("dict[str, Any]", OmegaConf.to_container(cfg)))]
+    groups = [group.name for folder in config_folders() for group in folder.glob("*/")]
+    last = [each for each in keys if key.rpartition(".")[2] == each.rpartition(".")[2]]
+    words = key.rpartition(".")[2].split("_")
+    near = last or difflib.get_close_matches(key, [*keys, *groups], 1)
+    near = near or [each for each in keys if {*words} == {*each.rpartition(".")[2].split("_")}]
+    return f"; the nearest is {' or '.join(near[:3])}" if near else "; --cfg job shows all"
 
 
 def typed_overrides() -> list[str]:

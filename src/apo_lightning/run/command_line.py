@@ -34,6 +34,7 @@ from apo_lightning.run.choices import (
     quote_paths,
     refuse_flag,
     refuse_null,
+    refuse_unread,
 )
 from apo_lightning.run.commands import Command, commands, find_command
 from apo_lightning.run.launching import end_with_peers, register_resolvers, use_expandable_segments, use_short_spins
@@ -119,6 +120,7 @@ def _run(command: Command, overrides: Sequence[str]) -> None:
     """Compose the configuration of the command with Hydra, once or for every job of a sweep, and run the command."""
     # Without it Hydra shortens tracebacks and hides where a bug is.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    logging.getLogger("hydra.utils").disabled = True  # it says on three lines what is then raised
     use_expandable_segments()
     use_short_spins()
     end_with_peers()
@@ -141,6 +143,7 @@ def _run(command: Command, overrides: Sequence[str]) -> None:
             with _errors_in_one_line(), _exits_are_errors():
                 if is_swept:
                     sweep.begin_job(overrides)
+                refuse_unread(cfg, str(command.config))
                 if command.uses_devices:
                     from apo_lightning.run.devices import check_devices  # with torch alone: a refusal comes at once
 

@@ -8,6 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from apo_lightning.errors import ConfigError
+from apo_lightning.run.choices import composed
 from apo_lightning.run.trained import TrainedRun
 
 NUM_SAMPLES = 16
@@ -16,7 +17,7 @@ FROM_DATA = ("instruction", "system", "max_prompt_tokens", "max_completion_token
 
 
 def with_own_problems(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """The configuration with its benchmarks filled in from `run`.
+    """The configuration with its benchmarks filled in from `run`, and with the run's engine where none is typed.
 
     They are those of `benchmark=`; or the file `data.path`; or, where neither is typed, the problems that the run has
     held out. One that names no `_target_` takes reward, prompt and token limits from the run.
@@ -38,6 +39,8 @@ def with_own_problems(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     found = cfg.copy()
     OmegaConf.set_struct(found, False)
     found.benchmark = nodes
+    if run is not None and not any(override.startswith("engine=") for override in overrides):
+        found.engine = composed("evaluate", [f"engine={run.engine}"]).engine
     return found
 
 

@@ -20,6 +20,7 @@ from apo_lightning.checkpoints.resume import FREE, HORIZON
 from apo_lightning.common.console import saying
 from apo_lightning.data.datamodule import PromptDataModule
 from apo_lightning.data.prompt_contract import check_prompts_of_model
+from apo_lightning.data.sources import ProblemSource
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.losses.policy_loss import Importance
@@ -48,14 +49,39 @@ from apo_lightning.run.devices import check_devices
 from apo_lightning.run.launching import loud_exits
 from apo_lightning.run.lightning_options import check_monitors
 from apo_lightning.run.settings import all_needs, callbacks_for, step_settings
-from apo_lightning.run.sources import fingerprints
+from apo_lightning.run.sources import code_fingerprints, fingerprints
 from apo_lightning.step.part import Part, check_parts
 from apo_lightning.step.settings import StepSettings, rates_of, try_schedule
 from apo_lightning.types import Needs
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class Algorithm:
+    """What is learnt from, and how; it needs neither a model nor the machine that it runs on."""
+
+    source: ProblemSource
+    settings: StepSettings
+    horizon: int
+    """The training steps that the learning-rate schedule is made for."""
+    loss: PolicyLoss
+    advantage: AdvantageEstimator
+    optimizer: Callable[..., Optimizer]
+    scheduler: Callable[..., LRScheduler]
+    reward: Reward
+    callbacks: list[pl.Callback]
+    needs: Needs
+    """What the loss, the callbacks or the parts of `algo.parts` read."""
+    reference: ReferenceSchedule
+    averaging: BaseAveraging
+    critic: CriticSettings | None
+    """None: the advantage needs no values."""
+    dynamic_sampling: DynamicSampling | None
+    own_parts: Sequence[Part]
+    """The parts that `algo.parts` names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared(Algorithm):
     """What a run is made of and needs no weights."""
 
     config: dict[str, Any]
@@ -63,30 +89,14 @@ class Prepared:
     sources: dict[str, str]
     """Fingerprints of the contents that they are compared by."""
     world_size: int
-    settings: StepSettings
     checkpoint: CheckpointSettings
-    loss: PolicyLoss
-    advantage: AdvantageEstimator
-    optimizer: Callable[..., Optimizer]
-    scheduler: Callable[..., LRScheduler]
     model: PolicySpec
     lora: LoRA | None
     tokenizer: PreTrainedTokenizerBase
     compute_dtype: torch.dtype
-    reference: ReferenceSchedule
     engine: RolloutEngine
-    reward: Reward
     data: PromptDataModule
-    callbacks: list[pl.Callback]
-    needs: Needs
-    """What the loss, the callbacks or the parts of `algo.parts` read."""
-    averaging: BaseAveraging
-    critic: CriticSettings | None
-    """None: the advantage needs no values."""
-    dynamic_sampling: DynamicSampling | None
     auxiliary: Auxiliary | None
-    own_parts: Sequence[Part]
-    """The parts that `algo.parts` names."""
     described: Sequence[str]
     """Lines on the data, and on its first prompt as the model reads it."""
 
@@ -124,7 +134,65 @@ class Prepared:
 
 def prepare(cfg: DictConfig) -> Prepared:
     """Instantiate and check, cheapest first; raises `ConfigError` for the first thing that cannot work."""
-    # The algorithm.
+    algorithm = prepare_algorithm(cfg)
+    settings, needs = algorithm.settings, algorithm.needs
+    model, lora = instantiate(cfg.model, _convert_="all"), instantiate(cfg.policy.lora, _convert_="all")
+    device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
+    check_share(settings, world_size)
+    check_strategy(cfg.trainer.strategy, world_size)
+    compute_dtype = model.dtype(device)
+    check_dtype(device, compute_dtype)
+    engine = instantiate(cfg.engine)
+    engine.check(device)
+    algorithm.source.check()
+    tokenizer, config = model.load_tokenizer(), model.load_config()
+    is_sharded = "ShardedStrategy" in str(cfg.trainer.strategy)
+    algorithm.reference.check(model, tokenizer, is_read=needs.reference, lora=lora is not None, sharded=is_sharded)
+    check_model(model.name, config, needs, settings)
+    engine.check_model(config, device)
+    if lora is not None:
+        lora.check(config)
+    model.check_weights()
+    model.check_export(tokenizer)
+    data = read_data(algorithm, tokenizer, model.prompt_template, cfg.seed)
+    described = [data.describe(), *check_prompts_of_model(data.prompts, tokenizer, model)]
+    if algorithm.dynamic_sampling is not None:
+        algorithm.dynamic_sampling.check(settings, len(data.train_prompts), algorithm.advantage)
+    check_reward(algorithm, data)
+    auxiliary = None
+    if (term := instantiate(cfg.algo.get("auxiliary"))) is not None:
+        auxiliary = Auxiliary(term, term.load(data.train_prompts, tokenizer, settings.max_completion_tokens))
+    checkpoint = instantiate(cfg.checkpoint)
+    checkpoint.check(data.validation_names, settings.validation_samples)
+    check_monitors(algorithm.callbacks, cfg.trainer, data.validation_names)
+    compared = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in FREE])
+    config = cast("dict[str, Any]", OmegaConf.to_container(compared, resolve=True)) | {HORIZON: algorithm.horizon}
+    return Prepared(
+        **vars(algorithm),
+        config=config,
+        sources=fingerprints(
+            model,
+            algorithm.reference,
+            data.train_prompts,
+            data.validation_prompts,
+            () if auxiliary is None else auxiliary.sequences.completions,
+        )
+        | code_fingerprints(config),
+        world_size=world_size,
+        checkpoint=checkpoint,
+        model=model,
+        lora=lora,
+        tokenizer=tokenizer,
+        compute_dtype=compute_dtype,
+        engine=engine,
+        data=data,
+        auxiliary=auxiliary,
+        described=described,
+    )
+
+
+def prepare_algorithm(cfg: DictConfig) -> Algorithm:
+    """Instantiate the algorithm, and what may hang on its steps."""
     source = instantiate(cfg.data)
     settings = step_settings(cfg, source)
     loss, advantage = _with_importance(instantiate(cfg.algo.loss), cfg), instantiate(cfg.algo.advantage)
@@ -137,99 +205,61 @@ def prepare(cfg: DictConfig) -> Prepared:
     horizon = check_steps(cfg.trainer.max_steps, cfg.trainer.get("val_check_interval"), settings)
     try_schedule(optimizer, scheduler, horizon * settings.minibatches_per_step)
     callbacks = callbacks_for(cfg, loss)
-    needs = all_needs(loss, callbacks)
-    # What may hang on its steps.
-    critic, dynamic_sampling, term = (instantiate(cfg.algo.get(k)) for k in ("critic", "dynamic_sampling", "auxiliary"))
-    averaging, reference = instantiate(cfg.averaging), instantiate(cfg.reference)
+    critic, dynamic_sampling = (instantiate(cfg.algo.get(key)) for key in ("critic", "dynamic_sampling"))
     own_parts = [*instantiate(cfg.algo.get("parts", {})).values()]
     check_parts(loss.needs, own_parts, loss=type(loss).__name__)
-    needs = functools.reduce(Needs.__or__, (part.needs for part in own_parts), needs)
     if critic is not None:
         critic.check(advantage, loss, cfg.trainer.max_steps)
+        if cfg.algo.get("auxiliary") is not None:
+            raise ConfigError("algo.auxiliary with algo.critic: its term trains no critic; leave one of them out")
     elif gae_of(advantage) is not None:
         raise ConfigError(
             "algo.advantage is GAE, which reads the values of a critic: choose algo=ppo, or give algo.critic"
         )
-    if term is not None and critic is not None:
-        raise ConfigError("algo.auxiliary with algo.critic: its term trains no critic; leave one of them out")
-    # The machine.
-    model, lora = instantiate(cfg.model, _convert_="all"), instantiate(cfg.policy.lora, _convert_="all")
-    device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
-    check_share(settings, world_size)
-    check_strategy(cfg.trainer.strategy, world_size)
-    compute_dtype = model.dtype(device)
-    check_dtype(device, compute_dtype)
-    engine = instantiate(cfg.engine)
-    engine.check(device)
-    source.check()
     reward = instantiate(cfg.reward)
     if isinstance(reward, WeightedRewards) and needs_of(advantage).binary_rewards:
         reward.check_binary(type(advantage).__name__)
-    # The model and the data.
-    tokenizer, config = model.load_tokenizer(), model.load_config()
-    is_sharded = "ShardedStrategy" in str(cfg.trainer.strategy)
-    reference.check(model, tokenizer, is_read=needs.reference, lora=lora is not None, sharded=is_sharded)
-    check_model(model.name, config, needs, settings)
-    engine.check_model(config, device)
-    if lora is not None:
-        lora.check(config)
-    model.check_weights()
-    model.check_export(tokenizer)
-    data = PromptDataModule(
+    return Algorithm(
         source=source,
-        tokenizer=tokenizer,
-        prompt_template=model.prompt_template,
-        prompts_per_step=settings.prompts_per_step,
-        seed=cfg.seed,
-    )
-    data.prepare()
-    described = [data.describe(), *check_prompts_of_model(data.prompts, tokenizer, model)]
-    if dynamic_sampling is not None:
-        dynamic_sampling.check(settings, len(data.train_prompts), advantage)
-    check_prompts(reward, data.prompts)
-    with loud_exits(), saying("waiting for the reward of three made-up completions; Ctrl-C ends the command"):
-        state = TrainerState(max_steps=horizon * settings.minibatches_per_step)
-        try_reward(reward, data.train_prompts[0], functools.partial(completion_ids, tokenizer), state)
-    auxiliary = None
-    if term is not None:
-        auxiliary = Auxiliary(term, term.load(data.train_prompts, tokenizer, settings.max_completion_tokens))
-    checkpoint = instantiate(cfg.checkpoint)
-    checkpoint.check(data.validation_names, settings.validation_samples)
-    check_monitors(callbacks, cfg.trainer, data.validation_names)
-    compared = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in FREE])
-    return Prepared(
-        config=cast("dict[str, Any]", OmegaConf.to_container(compared, resolve=True)) | {HORIZON: horizon},
-        sources=fingerprints(
-            model,
-            reference,
-            data.train_prompts,
-            data.validation_prompts,
-            () if auxiliary is None else auxiliary.sequences.completions,
-        ),
-        world_size=world_size,
         settings=settings,
-        checkpoint=checkpoint,
+        horizon=horizon,
         loss=loss,
         advantage=advantage,
         optimizer=optimizer,
         scheduler=scheduler,
-        model=model,
-        lora=lora,
-        tokenizer=tokenizer,
-        compute_dtype=compute_dtype,
-        reference=reference,
-        engine=engine,
         reward=reward,
-        data=data,
         callbacks=callbacks,
-        needs=needs,
-        averaging=averaging,
+        needs=functools.reduce(Needs.__or__, (part.needs for part in own_parts), all_needs(loss, callbacks)),
+        reference=instantiate(cfg.reference),
+        averaging=instantiate(cfg.averaging),
         critic=critic,
         dynamic_sampling=dynamic_sampling,
-        auxiliary=auxiliary,
         own_parts=own_parts,
-        described=described,
     )
+
+
+def read_data(
+    algorithm: Algorithm, tokenizer: PreTrainedTokenizerBase, template: str | None, seed: int
+) -> PromptDataModule:
+    """All problems of a run as prompts."""
+    data = PromptDataModule(
+        source=algorithm.source,
+        tokenizer=tokenizer,
+        prompt_template=template,
+        prompts_per_step=algorithm.settings.prompts_per_step,
+        seed=seed,
+    )
+    data.prepare()
+    return data
+
+
+def check_reward(algorithm: Algorithm, data: PromptDataModule) -> None:
+    """Raise `ConfigError` for a reward that cannot judge these problems, or fails on made-up completions."""
+    check_prompts(algorithm.reward, data.prompts)
+    with loud_exits(), saying("waiting for the reward of three made-up completions; Ctrl-C ends the command"):
+        state = TrainerState(max_steps=algorithm.horizon * algorithm.settings.minibatches_per_step)
+        encode = functools.partial(completion_ids, data.tokenizer)
+        try_reward(algorithm.reward, data.train_prompts[0], encode, state)
 
 
 def _with_importance(loss: PolicyLoss, cfg: DictConfig) -> PolicyLoss:

@@ -7,7 +7,7 @@ from typing import get_type_hints
 
 import lightning.pytorch as pl
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from apo_lightning.callbacks import StepCallback
 from apo_lightning.data.sources import ProblemSource
@@ -21,9 +21,20 @@ from apo_lightning.types import Needs
 ANNOTATIONS = {"seed": SEED, **get_type_hints(StepSettings)}
 """What the settings of a training run are that belong to no `_target_`, for `check_values`."""
 
+SECTIONS = {
+    "algo": ("loss", "advantage", "aggregation", "critic", "dynamic_sampling", "auxiliary", "parts"),
+    "policy": ("lora",),
+}
+"""Keys of the sections that are no `_target_`, which would refuse others."""
+
 
 def step_settings(cfg: DictConfig, source: ProblemSource) -> StepSettings:
     """Sizes of a step, those of prompts and completions from the data; raises `ConfigError` if they cannot work."""
+    for section, known in SECTIONS.items():
+        text = OmegaConf.to_yaml(cfg)
+        for key in map(str, cfg[section]):
+            if key not in known and f"${{{section}.{key}" not in text:
+                raise ConfigError(f"{section}.{key}: nothing reads it; {section} has {', '.join(known)}")
     for part in ("loss", "advantage"):
         if cfg.algo.get(part) is None:
             raise ConfigError(

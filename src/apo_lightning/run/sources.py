@@ -1,10 +1,17 @@
-"""Fingerprints of what a run reads besides its settings: the weights of its model, and its data."""
+"""Fingerprints of what a run reads besides its settings: the weights of its model, its data, and a user's code."""
 
 import hashlib
+import inspect
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+from hydra.utils import get_object
+
+from apo_lightning.checkpoints.folder import CODE
+from apo_lightning.common.formatting import flatten
 from apo_lightning.model.reference import ReferenceSchedule
 from apo_lightning.model.spec import PolicySpec
 from apo_lightning.types import Prompt
@@ -36,6 +43,20 @@ def fingerprints(
     if completions := [*map(list, stored)]:
         found["the samples of algo.auxiliary"] = hashlib.sha256(json.dumps(completions).encode()).hexdigest()
     return {name: value for name, value in found.items() if value is not None}
+
+
+def code_fingerprints(config: Any) -> dict[str, str]:
+    """Name → fingerprint of each file below the working directory that defines a `_target_` of plain data.
+
+    Installed packages, this one among them, are left out: checkpoints have their versions.
+    """
+    found: dict[str, str] = {}
+    for target in {value for key, value in flatten(config).items() if key.rpartition(".")[2] == "_target_"}:
+        file = Path(inspect.getsourcefile(inspect.unwrap(get_object(str(target)))) or "").resolve()
+        is_own = file.is_relative_to(Path.cwd()) and "site-packages" not in file.parts
+        if is_own and not file.is_relative_to(Path(__file__).parents[2]):
+            found[f"{CODE} {file.relative_to(Path.cwd())}"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    return dict(sorted(found.items()))
 
 
 def model_source(fingerprint: str | None) -> dict[str, str]:

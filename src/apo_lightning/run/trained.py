@@ -41,6 +41,8 @@ class TrainedRun:
     overrides: tuple[str, ...]
     """The run's Hydra overrides, as typed."""
     seed: int
+    engine: str
+    """The run's `engine=`."""
 
     @classmethod
     def read(cls, folder: Path) -> "TrainedRun":
@@ -60,6 +62,7 @@ class TrainedRun:
             algo=str(hydra.hydra.runtime.choices.algo),
             overrides=tuple(typed),
             seed=int(composed.seed),
+            engine=str(hydra.hydra.runtime.choices.get("engine", "auto")),
         )
 
     def instantiate(self, node: DictConfig | None, group: str) -> Any:

@@ -2,23 +2,21 @@
 
 import difflib
 import errno
+import importlib
 import inspect
 import os
 import re
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
 
-from hydra.errors import HydraException, InstantiationException, MissingConfigException
+from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
 from hydra.utils import get_object
-from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 from yaml import MarkedYAMLError
 
-from apo_lightning.common.formatting import flatten
 from apo_lightning.errors import ConfigError, NonfiniteError, StaleWeightsError, VerifierError
-from apo_lightning.run.choices import composed, config_folders, options_of
+from apo_lightning.run.choices import composed, nearest, options_of
 from apo_lightning.run.lightning_options import added
 
 SHOWN = (ConfigError, NonfiniteError, StaleWeightsError, VerifierError)
@@ -57,6 +55,11 @@ def _line_of(error: BaseException) -> str | None:
     if isinstance(error, InterpolationKeyError) and "." in (key := text.split("'")[1]):
         group = key.partition(".")[0]
         return f"{key}: the chosen {group}= has no such key, and another option reads it; choose another of the two"
+    if isinstance(error, OverrideParseException):
+        key, is_setting, value = error.override.partition("=")
+        if not is_setting:
+            return f"{key}: a setting is typed with =, {key}=VALUE"
+        return f"{key}: Hydra cannot read the value {value}: put it in two pairs of quotes, '{key}=\"…\"'"
     if isinstance(error, HydraException | OmegaConfBaseException):
         return _not_composed(error)
     if names & {"OutOfMemoryError", "MemoryError"} or "can't allocate memory" in text:
@@ -89,8 +92,7 @@ def _misnamed(error: InstantiationException) -> str | None:
     """A message for a `_target_` that cannot be imported or refuses its keys; None: its own code failed."""
     cause, (what, _, key) = error.__cause__, str(error).partition("\nfull_key: ")
     if what.startswith("Error locating target"):
-        root = cause and (cause.__cause__ or cause)
-        return f"{key}._target_ is {what.split(chr(39))[1]}: {type(root).__name__}: {root}"
+        return f"{key}._target_ is {(target := what.split(chr(39))[1])}: {_missing_in(target)}"
     if isinstance(cause, ModuleNotFoundError) or (key == "trainer" and isinstance(cause, ValueError)):
         return re.sub(r"\s+", " ", f"{key}: {cause}")
     if not isinstance(cause, TypeError) or not what.startswith("Error in call to target"):
@@ -103,6 +105,25 @@ def _misnamed(error: InstantiationException) -> str | None:
         f"{key}: {cause}; give what {target} takes, and nothing else. Is _self_ last in the defaults of your file, and "
         "@dataclass above a class of yours that declares fields?"
     )
+
+
+def _missing_in(target: str) -> str:
+    """Why a dotted name leads to no object: its first part that is no module or no attribute, or a module's error."""
+    names = target.split(".")
+    found, end = None, 0
+    for end in range(1, len(names) + 1):
+        module = ".".join(names[:end])
+        try:
+            found = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                return f"{type(error).__name__}: {error}"  # of an import inside the module
+            if end == 1:
+                return f"there is no module {module} in the working directory or an installed package"
+            break
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return f"{getattr(found, '__file__', None) or names[0]} has no {'.'.join(names[end - 1 :])}"
 
 
 def _not_composed(error: Exception) -> str:
@@ -131,14 +152,11 @@ def _not_composed(error: Exception) -> str:
 
 
 def misspelt(error: Exception, config: str, overrides: Sequence[str]) -> str | None:
-    """One line with the nearest key, for a key that does not exist; None: it is another error, or no key is near."""
+    """One line with the nearest key, for a key that does not exist; None: it is another error."""
     found = re.match("Could not override '([^']+)'", str(error)) if isinstance(error, HydraException) else None
     if found is None:
         return None
     if (line := added(found[1])) is not None:
         return line
     choices = [word.split(",")[0] for word in overrides if options_of(word.partition("=")[0])]
-    keys = flatten(cast("dict[str, Any]", OmegaConf.to_container(composed(config, choices))))
-    groups = (group.name for folder in config_folders() for group in folder.glob("*/"))
-    near = difflib.get_close_matches(found[1], [*keys, *groups], 1)
-    return f"there is no setting {found[1]}: the nearest is {near[0]}" if near else None
+    return f"{found[1]}: no setting has this name{nearest(found[1], composed(config, choices))}"

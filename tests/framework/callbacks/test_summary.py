@@ -55,13 +55,29 @@ def test_a_run_leaves_its_summary_and_prints_it(scripted_run, capsys):
     assert max(len(line) for line in out.splitlines() if "summary.json" not in line) <= 80
 
 
-@pytest.mark.parametrize(("shares", "is_said"), [((1.0, 1.0), True), ((1.0, 0.75), False)])
-def test_a_run_that_has_trained_nothing_says_so(shares, is_said, scripted_run, capsys):
-    def skipping(step, max_steps):
-        return make_step(step=step, max_steps=max_steps, metrics={"train/skipped_fraction": shares[step - 1]})
+@pytest.mark.parametrize(
+    ("shares", "said"),
+    [
+        ((1.0, 1.0), ["nothing was trained: no completion had a gradient"]),
+        ((1.0, 0.75), []),
+        ((1.0, 1.0, 0.75), ["2 steps trained nothing: no completion"]),
+        (
+            (1.0,) * 10,
+            ["10 steps in a row no completion had a gradient", "reward 0.500, 97% of", "nothing was trained"],
+        ),
+    ],
+)
+def test_a_run_that_has_trained_nothing_says_so(shares, said, scripted_run, capsys):
+    rest = {"train/reward": 0.5, "train/truncated_fraction": 0.97}
 
-    scripted_run([RunSummary()], max_steps=2, step_output=skipping)
-    assert ("nothing was trained: no completion had a gradient" in capsys.readouterr().out) == is_said
+    def skipping(step, max_steps):
+        metrics = {"train/skipped_fraction": shares[step - 1], **rest}
+        return make_step(step=step, max_steps=max_steps, metrics=metrics)
+
+    scripted_run([RunSummary()], max_steps=len(shares), step_output=skipping)
+    out = capsys.readouterr().out
+    assert all(words in out for words in said)
+    assert ("no completion had a gradient" in out) == bool(said)
 
 
 def test_the_comparison_follows_the_problem_and_not_its_place():

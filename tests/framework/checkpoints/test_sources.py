@@ -132,3 +132,19 @@ def test_an_export_that_fails_costs_no_checkpoint_and_resuming_makes_up_for_it(p
     train(composed(*settings_of(place), "resume=auto"), place / "run")
     assert {path.name: path.read_bytes() for path in (checkpoints / "final").iterdir()} == expected
     assert (checkpoints / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_code_of_ones_own_may_change_and_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    code, text = (
+        tmp_path / "own_code_of_a_run.py",
+        "def judge(completions, **_):\n    return [float(bool(c)) for c in completions]\n",
+    )
+    judge = ("reward=callable", "reward.function._target_=own_code_of_a_run.judge", "reward.format=text")
+    own = (*judge, "checkpoint.save_every=1", "data.num_validation=0")
+    for comment, steps in (("", 1), ("", 2), ("# mended\n", 3)):
+        code.write_text(text + comment)
+        train(composed(*RUN, *own, f"trainer.max_steps={steps}", "resume=auto"), tmp_path / "run")
+        said = f"the code of {code.name} has changed since step_00000{steps - 1}" in capsys.readouterr().out
+        assert said == bool(comment)

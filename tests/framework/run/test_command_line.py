@@ -46,13 +46,26 @@ def apo(*words: str, **elsewhere: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["evaluate", "bad=override"], ("Could not override 'bad'",)),
-        (["export", "run"], ("Error parsing override 'run'",)),
+        (["evaluate", "bad=override"], ("bad: no setting has this name; ",)),
+        (["export", "run"], ("run: a setting is typed with =, run=VALUE",)),
         (["train", "+trainer.precision=16"], ("+trainer.precision: this key has a value already", "without the +")),
-        (["train", "trainer.max_step=3"], ("no setting trainer.max_step: the nearest is trainer.max_steps",)),
-        (["train", "-m", "algo=apo,grpo", "optimiser.lr=1"], ("no setting optimiser.lr: the nearest is opti",)),
-        (["train", "algo=sage", "algo.loss.guide_rati=1"], ("no setting algo.loss.guide_rati: the nearest is algo",)),
-        (["train", "expermient=mine"], ("no setting expermient: the nearest is experiment",)),
+        (
+            ["train", "trainer.max_step=3"],
+            ("trainer.max_step: no setting has this name; the nearest is trainer.max_steps",),
+        ),
+        (
+            ["train", "-m", "algo=apo,grpo", "optimiser.lr=1"],
+            ("optimiser.lr: no setting has this name; the nearest is opti",),
+        ),
+        (
+            ["train", "algo=sage", "algo.loss.guide_rati=1"],
+            ("algo.loss.guide_rati: no setting has this name; the nearest",),
+        ),
+        (["train", "expermient=mine"], ("expermient: no setting has this name; the nearest is experiment",)),
+        (["train", "lr=1e-3"], ("lr: no setting has this name; the nearest is optimizer.lr",)),
+        (["train", "+lr=1e-3"], ("lr: no setting has this name; the nearest is optimizer.lr",)),
+        (["train", "xyzzy=1"], ("xyzzy: no setting has this name; --cfg job shows all",)),
+        (["train", "model.prompt_template=Q: {problem}"], ("model.prompt_template: Hydra cannot read the value",)),
         (["trian", "seed=1"], ("no command 'trian'; the nearest is train",)),
         (["xyz"], ("no command 'xyz'; there are train, evaluate, ",)),
         (["paper", "paln"], ("apo paper paln: choose one of ",)),
@@ -86,6 +99,12 @@ def test_a_wrong_command_is_one_line_with_what_to_type_before_anything_large_is_
     [
         *(((name, "model=tiny", "seed=x"), "seed is 'x': it should be a valid") for name in ("train", "evaluate")),
         (("train", "-m", "model=tiny", "trainer=ddp_cpu2", "seed=1,2"), "trainer.devices is 2 in a sweep"),
+        (("train", *RUN, "+algo.foo=1"), "algo.foo: nothing reads it; algo has loss, advantage"),
+        (("train", *RUN, "reward=callable", "reward.function._target_=rewarding.none"), "rewarding.py has no none"),
+        (
+            ("train", *RUN, "reward=callable", "reward.function._target_=nowhere.f"),
+            "there is no module nowhere in the working directory",
+        ),
     ],
 )
 def test_what_is_seen_when_a_command_begins_is_one_line(words, refusal, tmp_path):
