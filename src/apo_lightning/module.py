@@ -107,7 +107,7 @@ class RLVRModule(pl.LightningModule):
                 if rollouts is not None:
                     rollouts = part.sampled(self.step_setup, batch, rollouts)
             self.checkpointer.after_sampling(self._state(), rollouts)
-            assert rollouts is not None
+            assert rollouts is not None  # or the line above has raised
         self.engine.sleep()
         check_error_rate(items_of_all_ranks(rollouts.verdicts), of=f"step {step}")
         return rollouts
@@ -191,11 +191,11 @@ class RLVRModule(pl.LightningModule):
             prompts = self.validation.share(batch, self.ranks.rank, self.ranks.world_size)
             share = self.sample(prompts, self.settings.validation_samples, step=0, stream=name)
             self.checkpointer.while_validating(self._state())
-            assert share is not None
+            assert share is not None  # or the line above has raised
             self.validation.add(name, batch, share)
             for part in self.parts:
                 part.validated(self.step_setup, share)
-        self.clock.take()
+        self.clock.take()  # this time belongs to no step
 
     def on_validation_epoch_end(self) -> None:
         """Log pass@1 and pass@n of every held-out set."""
@@ -281,7 +281,7 @@ class RLVRModule(pl.LightningModule):
 
     def on_train_start(self) -> None:
         """Start the engine, now that the process group exists and the policy is sharded."""
-        self._start_engine()
+        self._begin_stage()
         self.ranks.equalize(self.step_setup.own_parameters)
         self.checkpointer.restore_training(self._state())
         self.model_size = model_size(self.policy.model)
@@ -311,14 +311,15 @@ class RLVRModule(pl.LightningModule):
     def on_validation_start(self) -> None:
         """Start the engine if a run begins with validation, whose time belongs to no step."""
         self.timer.pause()
-        self._start_engine()
+        self._begin_stage()
         self.validation.begin()
 
     def on_validation_end(self) -> None:
         """Count time towards the step again."""
         self.timer.resume()
 
-    def _start_engine(self) -> None:
+    def _begin_stage(self) -> None:
+        """Training or validation begins: the process group exists; the first of them starts the engine."""
         self.ranks = Ranks(self.trainer)
         self.step_setup = Setup(
             policy=self.policy,

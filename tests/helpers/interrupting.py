@@ -15,6 +15,11 @@ class Ends(StepCallback):
         sys.exit(0)
 
 
+class Fails(StepCallback):
+    def on_step(self, step):
+        return 1 / 0
+
+
 def ends(completions, **kwargs):
     if len(completions) == 3:  # the trial before the run
         return [0.0] * 3

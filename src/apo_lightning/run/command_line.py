@@ -39,11 +39,9 @@ from apo_lightning.run.choices import (
 from apo_lightning.run.commands import Command, commands, find_command
 from apo_lightning.run.launching import end_with_peers, register_resolvers, use_expandable_segments, use_short_spins
 from apo_lightning.run.sweep import Sweep
-from apo_lightning.run.user_message import misspelt, user_message
+from apo_lightning.run.user_message import is_ours, misspelt, user_message
 
 HELP = ("-h", "--help")
-SOURCES, OWN = Path(__file__).resolve().parents[2], ("apo_lightning", "apo_lab", "apo_plan")
-"""Packages whose own exits are meant."""
 
 # On import: a process started by submitit reads its configuration without calling `main`.
 register_resolvers()
@@ -189,7 +187,7 @@ def _exits_are_errors() -> Iterator[None]:
         place = traceback.extract_tb(first.__traceback__)[-1]
         if isinstance(first, KeyboardInterrupt):  # Lightning's answer to it
             raise first from None
-        if any(Path(place.filename).is_relative_to(SOURCES / package) for package in OWN):
+        if is_ours(Path(place.filename)):
             raise
         raise ConfigError(
             f"{place.filename}:{place.lineno} called sys.exit({ended.code!r}) before the run had ended: raise an "

@@ -4,8 +4,12 @@ import difflib
 import errno
 import importlib
 import inspect
+import logging
 import os
 import re
+import site
+import sys
+import sysconfig
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +19,7 @@ from hydra.utils import get_object
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 from yaml import MarkedYAMLError
 
-from apo_lightning.errors import ConfigError, NonfiniteError, StaleWeightsError, VerifierError
+from apo_lightning.errors import ConfigError, NonfiniteError, StaleWeightsError, VerifierError, in_brief
 from apo_lightning.run.choices import composed, nearest, options_of
 from apo_lightning.run.lightning_options import added
 
@@ -24,6 +28,8 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 LOST_PEER = ("gloo/transport", "Connection closed by peer", "ncclRemoteError")
 """What torch says of a collective whose other end is gone."""
+OURS = [Path(__file__).resolve().parents[2] / name for name in ("apo_lightning", "apo_lab", "apo_plan")]
+LIBRARIES = {Path(path) for path in (*sysconfig.get_paths().values(), *site.getsitepackages())} - {Path(sys.prefix)}
 OWN = {
     "model": "an option of model= has the settings, and the weights are given apart: model=llama3b model.path={} "
     "model.name={}",
@@ -40,6 +46,27 @@ def user_message(error: BaseException) -> str | None:
         if (line := _line_of(cause)) is not None:
             return line
         cause = cause.__cause__
+    root = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    return _in_own_code(root)
+
+
+def is_ours(file: Path) -> bool:
+    """Whether a file belongs to one of this project's packages."""
+    return any(file.is_relative_to(package) for package in OURS)
+
+
+def _in_own_code(error: BaseException) -> str | None:
+    """One line for what a user's callback, part or loss has raised; its traceback goes to the log of the run."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if is_ours(file):
+            return None
+        if file.is_file() and not any(file.is_relative_to(library) for library in LIBRARIES):
+            logging.getLogger("own_code").error("%s", error, exc_info=error)
+            what = f"{type(error).__name__}: {in_brief(error)}"
+            return f"{frame.filename}:{frame.lineno}, in {frame.name}: {what} (its traceback is in run.log)"
     return None
 
 

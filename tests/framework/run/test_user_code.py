@@ -16,6 +16,10 @@ REWARD = ("reward=callable", "reward.function._target_=interrupting.")
         ((REWARD[0], f"{REWARD[1]}ends_at_once"), "called os._exit(0) before the run had ended"),
         ((REWARD[0], f"{REWARD[1]}huge"), "error: loss or gradient was not finite in any of the 2 optimizer steps"),
         (("+callbacks.ends._target_=interrupting.Ends",), "called sys.exit(0) before the run had ended"),
+        (
+            ("+callbacks.fails._target_=interrupting.Fails",),
+            "in on_step: ZeroDivisionError: division by zero (its trace",
+        ),
         (("+trainer.max_time=00:00:00:00",), "error: the trainer has ended at step 0 of 2 without training"),
     ],
 )

@@ -1,6 +1,7 @@
 """Errors that a user can fix are one line; others keep their traceback."""
 
 import errno
+import re
 import sys
 from pathlib import Path
 
@@ -44,12 +45,13 @@ def test_memory_that_runs_out_is_one_line_with_what_takes_less(allocate):
     assert user_message(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")) is not None
 
 
-def test_bugs_keep_their_traceback(tmp_path):
+def test_bugs_of_ours_keep_their_traceback_and_those_of_own_code_are_one_line(tmp_path):
     assert user_message(RuntimeError("a bug")) is None
-    assert user_message(raised((tmp_path / "missing").read_text)) is None
+    assert user_message(raised(lambda: flatten(3))) is None
+    assert "in raised: FileNotFoundError" in user_message(raised((tmp_path / "missing").read_text))
     inside = raised(lambda: instantiate({"_target_": "rewarding.even_start", "completions": [1]}))
     assert isinstance(inside, InstantiationException)
-    assert user_message(inside) is None
+    assert re.search(r"rewarding\.py:\d+, in \w+: ", user_message(inside))
 
 
 class Forgotten(GRPO):
