@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationKeyError
 from safetensors import SafetensorError
 
+from apo_lightning.common.formatting import flatten
 from apo_lightning.losses import GRPO
 from apo_lightning.run import prepare
 from apo_lightning.run.user_message import user_message
