@@ -49,6 +49,7 @@ def measurements(
 ) -> tuple[Measurement, ...]:
     """Everything that was measured but snapshots: the evaluations first, then the runs' own held-out problems.
 
+    That of step 0 is of the base model, and counts where another policy was measured as it was.
     Told apart as in `identity.resolved`. Without `defaults` no run counts as a method's default.
 
     Raises:
@@ -58,8 +59,13 @@ def measurements(
     trained = [item.run for item in evaluations.results if item.run and item.result.model.algo]
     keys = axes([*runs, *(run for run in trained if run.folder not in read)], defaults)
     evaluated = [_evaluated(item, keys, defaults) for item in evaluations.results if item.result.model.step is None]
+    before = [_evaluated(item, keys, defaults) for item in evaluations.results if item.result.model.step == 0]
+    ways = [(item.model, item.benchmark, item.sampling) for item in evaluated]
+    bases = [item for item in before if (item.model, item.benchmark, item.sampling) in ways]
     held_out = (found for run in runs for found in held_out_measurements(run, settings(run, keys, defaults)))
-    return resolved([*evaluated, *held_out])
+    return resolved(
+        [*evaluated, *bases, *held_out], {policy_of(run): f"run {place}" for place, run in enumerate(runs, start=1)}
+    )
 
 
 def with_snapshots(runs: Iterable[RunCard], evaluations: Evaluations) -> list[RunCard]:
@@ -73,7 +79,7 @@ def with_snapshots(runs: Iterable[RunCard], evaluations: Evaluations) -> list[Ru
         if step is not None and item.run:
             names = metrics.keys() & {"pass@1", f"pass@{item.result.settings.num_samples}", *SNAPSHOT_METRICS}
             found[item.run.folder][step] |= {f"snapshot/{item.result.benchmark}/{n}": metrics[n].value for n in names}
-    tables = {folder: pd.DataFrame.from_dict(steps, orient="index") for folder, steps in found.items()}
+    tables = {folder: pd.DataFrame.from_dict(steps, orient="index") for folder, steps in found.items() if any(steps)}
     return [
         replace(run, metrics=run.metrics.join(tables[run.folder], how="outer")) if run.folder in tables else run
         for run in runs
@@ -97,11 +103,13 @@ def held_out_measurements(run: RunCard, departures: Mapping[str, str]) -> Iterat
 def _evaluated(item: Evaluated, keys: Sequence[str], defaults: Defaults | None) -> Measurement:
     # Without `algo` no run trained this policy, though one may have begun as it.
     result, run = item.result, item.run if item.result.model.algo else None
+    # Random weights are those of a seed.
+    seed = result.model.seed if result.model.path is None else None
     return Measurement(
         model=item.model,
         method=item.method,
         settings=settings(run, keys, defaults) if run else {},
-        seed=run.seed if run else "",
+        seed=run.seed if run else "" if seed is None else str(seed),
         weights=result.model.weights_sha256,
         sampling=_sampling(result),
         benchmark=result.benchmark,

@@ -31,32 +31,22 @@ OF_N = ("diversity", "avg@", "maj@")
 HASH_LETTERS = 8
 
 
-def resolved(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
+def resolved(measurements: Iterable[Measurement], runs: Mapping[str, str] | None = None) -> tuple[Measurement, ...]:
     """The measurements, each policy once for each way of measuring it, and labelled where they must not be averaged.
 
     - The same weights, problems and settings: one measurement, that with the most samples.
     - Other settings or problems: `apart` names them.
     - Other weights under one name: seeds of one method if every one has a training seed of its own; else `which` names
-      the weights of each.
+      the run of each as `runs` does, from weights to name, or the weights.
     """
     groups = grouped(measurements, _same_measurement)
     single = [max(group, key=lambda item: item.num_samples) for group in groups]
-    return tuple(_weights_named(_settings_named(single)))
+    return tuple(_weights_named(_settings_named(single), runs or {}))
 
 
 def short_hash(text: str) -> str:
     """The first digits of a text's SHA-256, to tell two long texts apart."""
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_LETTERS]
-
-
-def weights_name(weights: str) -> str:
-    """The first digits of the hash of weights; what else tells them from others, as it is.
-
-    Example:
-        >>> weights_name("3f9a1c2b" * 8), weights_name("of meta-llama/Llama-3.2-3B-Instruct")
-        ('3f9a1c2b', 'of meta-llama/Llama-3.2-3B-Instruct')
-    """
-    return weights[:HASH_LETTERS] if re.fullmatch("[0-9a-f]{64}", weights) else weights
 
 
 def problem_scores(problems: Sequence[ProblemCount], ks: Sequence[int]) -> Float[Tensor, "problems ks"]:
@@ -163,7 +153,7 @@ def _where(item: Measurement, name: str) -> Hashable:
     return name, item.model, item.held_out, None if name in OF_ALL_BENCHMARKS else item.benchmark
 
 
-def _weights_named(items: Sequence[Measurement]) -> list[Measurement]:
+def _weights_named(items: Sequence[Measurement], runs: Mapping[str, str]) -> list[Measurement]:
     """`which`: where the policies of one name are not told apart by training seeds of their own."""
     policies: dict[Hashable, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for item in items:
@@ -174,7 +164,9 @@ def _weights_named(items: Sequence[Measurement]) -> list[Measurement]:
         return num_policies > 1 and ("" in of_seed or num_policies > len(of_seed))
 
     return [
-        replace(item, which=f"weights {weights_name(item.weights)}")
+        replace(
+            item, which=runs.get(item.weights) or re.sub("([0-9a-f]{8})[0-9a-f]{56}", r"\1", f"weights {item.weights}")
+        )
         if ambiguous(policies[_same_method(item)])
         else item
         for item in items
@@ -224,11 +216,14 @@ def _seed_means(tables: Mapping[str, Sequence[Float[Tensor, "seeds _"]]]) -> dic
     """The mean over seeds and benchmarks of each metric."""
     found = {}
     for name, of_benchmarks in tables.items():
-        # A score that is no share has no natural bound: an unseen problem is as far off as the farthest one seen.
-        lowest, highest = (0.0, 1.0) if name.startswith(SHARES) else (-math.inf, math.inf)
+        least, most = score_range(name)
+        # What is no share of samples has an unseen problem as far off as the farthest one seen; a gain that is the
+        # same on all problems, at ±1, as in `paired_intervals`.
+        agree = name == "gain" and all(len(set(table.mean(0).tolist())) == 1 for table in of_benchmarks)
+        is_bounded = agree or name.startswith(SHARES)
+        lowest, highest = (least, most) if is_bounded else (-math.inf, math.inf)
         columns = [table[:, :, None] for table in of_benchmarks]
         (interval,) = seed_mean_intervals(columns, lowest=lowest, highest=highest)
-        least, most = score_range(name)
         found[name] = Estimate(value=interval.mean, low=max(least, interval.low), high=min(most, interval.high))
     return found
 

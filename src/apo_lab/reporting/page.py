@@ -1,5 +1,6 @@
 """A report on disk: `report.html`, which needs no other file, `report.md`, and a file of each table and figure."""
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -107,7 +108,9 @@ def csv_text(table: Table) -> str:
 def warnings_of(item: Evaluated) -> list[str]:
     """What weakens the numbers of an evaluation, a sentence each."""
     step = "" if item.result.model.step is None else f", step {item.result.model.step}"
-    where = f"{item.model}, {item.method}{step}, {BENCHMARKS[item.result.benchmark]}"
+    where = (
+        f"{item.model}, {item.method}{step}, {BENCHMARKS[item.result.benchmark]} ({os.path.relpath(item.path.parent)})"
+    )
     return [f"{where}: {warning}." for warning in warnings(item.result)]
 
 

@@ -147,10 +147,13 @@ def test_a_figure_names_eight_settings_at_most_draws_all_and_says_so(num_setting
 
 def test_a_legend_of_long_names_stays_inside_its_figure():
     runs = [swept(f"{place / 1000:g}", keys=["train/reward"], num_steps=20) for place in range(1, 9)]
-    (figure,) = report_figures(runs, [], DEFAULTS)
-    (legend,) = figure.figure.legends
-    assert legend.get_window_extent().width <= figure.figure.bbox.width
-    assert figure.figure.axes[0].get_window_extent().height > 80
+    options = [{"optimizer.learning_rate": f"{n}e-06"} for n in range(4)]
+    longer = [{f"parts.{name}.a_long_name": str(n) for name in "abc"} for n in range(4)]
+    pages = [report_figures([], [make_measurement("apo", settings=s, **SMALL) for s in o]) for o in (options, longer)]
+    for figure in (*report_figures(runs, [], DEFAULTS), *pages[0][:2], *pages[1][:2]):
+        (legend,) = figure.figure.legends
+        assert legend.get_window_extent().width <= figure.figure.bbox.width
+        assert figure.figure.axes[0].get_window_extent().height > 80
 
 
 def test_an_svg_does_not_round_its_tick_labels():
@@ -190,8 +193,9 @@ def test_arrows_are_drawn_where_there_is_a_collapse_or_a_recovery(many, arrows):
         replace(grpo, method=method, metrics={"pass@1": bare(ones[method]), "pass@4": bare(value)})
         for method, value in many.items()
     ]
-    figure = pareto_figure(items, all_styles(items))
-    assert texts(figure) & {"diversity collapse", "recovery"} == arrows
+    (figure,) = report_figures([], items)
+    assert texts(figure.figure) & {"diversity collapse", "recovery"} == arrows
+    assert ("Dashed arrow" in figure.caption, "Solid arrow" in figure.caption) == (bool(arrows), bool(arrows))
 
 
 def test_published_points_are_hollow_and_drawn_for_measured_models_alone():

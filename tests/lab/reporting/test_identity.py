@@ -21,6 +21,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.loading import write_record
 from apo_lightning.evaluation.records import DataCard, Estimate, EvaluationResult, ModelCard, ProblemCount
 from apo_lightning.metrics.functional import pass_at_k_curve
+from apo_lightning.metrics.intervals import paired_intervals
 from factories import sampling_settings
 from report_cases import measured, write_run
 
@@ -157,6 +158,16 @@ def test_means_over_training_seeds_hold_the_seeds_own_variance(tmp_path: Path) -
     entropy = item.metrics["entropy"]
     assert (entropy.value, entropy.low) == (pytest.approx(0.4), 0.0)
     assert entropy.high == pytest.approx(0.4 + 12.706 * 0.2, abs=1e-3)
+
+
+@pytest.mark.parametrize("solved", [(0, 0), (1, 1)])
+def test_seeds_that_gain_nothing_are_as_sure_of_it_as_one_of_them(tmp_path: Path, solved: tuple[int, int]) -> None:
+    for seed in (1, 2):
+        write_run(tmp_path / str(seed), seed=seed, solved=[solved] * 20)
+    table = held_out_table(measurements(read_runs([tmp_path]), Evaluations(), DEFAULTS))
+    (alone,) = paired_intervals(torch.zeros(20, 1), torch.zeros(20, 1))
+    assert table.rows[0].cells[1].text == "2"
+    assert table.rows[0].cells[-1].interval == pytest.approx((100 * alone.low, 100 * alone.high), abs=0.5)
 
 
 def test_without_scores_of_each_problem_a_mean_over_seeds_has_no_interval(tmp_path: Path) -> None:

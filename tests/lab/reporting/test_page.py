@@ -129,8 +129,9 @@ def test_the_markdown_page_has_every_table_with_its_numbers_and_every_figure():
     ],
 )
 def test_what_weakens_a_number_is_said_first(truncated, verdicts, words):
-    evaluated = make_evaluated("apo", truncated=truncated, verdicts=verdicts, **SMALL)
+    evaluated = make_evaluated("apo", truncated=truncated, verdicts=verdicts, path="outputs/7/results.json", **SMALL)
     warnings = warnings_of(evaluated)
+    assert all("AIME 24 (outputs/7): " in warning for warning in warnings)
     assert len(warnings) == len(words)
     assert all(word in warning for word, warning in zip(words, warnings, strict=True))
     html = page(contents(tables=(make_table(),), evaluations=Evaluations(results=(evaluated,))))

@@ -182,9 +182,21 @@ def test_snapshots_are_metrics_of_their_run_at_their_step(runs):
     assert first.metrics["train/entropy"].equals(runs[0].metrics["train/entropy"].reindex(range(21)))
 
 
+def test_a_run_measured_at_step_0_as_others_at_their_end_is_their_base_model(runs):
+    final = evaluations(runs, steps=(20,)).results[0]
+    final = replace(final, result=replace(final.result, model=replace(final.result.model, step=None, seed=1)))
+    found = Evaluations(results=(*evaluations(runs, steps=(0,)).results, final))
+    # Two runs of one model: its weights count once.
+    assert [item.method for item in measurements(runs, found)] == ["APO", "Base"]
+    otherwise = replace(final.result, settings=replace(final.result.settings, temperature=0.6))
+    found = Evaluations(results=(*found.results[:2], replace(final, result=otherwise)))
+    assert [item.method for item in measurements(runs, found)] == ["APO"]
+    assert "collapse" not in [figure.name for figure in report_figures(with_snapshots(runs, found), [])]
+
+
 def test_the_figure_has_a_panel_a_metric(runs):
     [figure] = [f for f in report_figures(with_snapshots(runs, evaluations(runs)), []) if f.name == "collapse"]
     assert figure.title == "Snapshots along training, Qwen2.5-Math-7B"
-    assert "APO 2" in figure.caption
+    assert figure.caption.endswith("Training seeds: 2.")
     titles = [axes.get_title(loc="left") for axes in figure.figure.axes][:3]
     assert titles == ["Pass@1, aime2024", "Pass@4, aime2024", "Token entropy [nats], aime2024"]

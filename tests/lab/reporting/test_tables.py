@@ -1,6 +1,7 @@
 """Tables: what stands where, what is averaged, what is bold, and every two methods. Numbers derived beside tests."""
 
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from scipy import stats
 
 from apo_lab.coverage.records import CoverageResult
 from apo_lab.reporting.evaluations import measurements, read_evaluations
+from apo_lab.reporting.figures.report import report_figures
 from apo_lab.reporting.identity import mean_over_benchmarks
 from apo_lab.reporting.names import METHODS
 from apo_lab.reporting.records import Covered, Table, TableRow
@@ -26,7 +28,9 @@ from apo_lab.reporting.tables import (
     sensitivity_table,
     swept_methods,
 )
+from apo_lab.reporting.tables.cells import without_absent
 from apo_lab.reporting.tables.comparisons import FEW_SEEDS, comparison_table
+from apo_lab.reporting.tables.runs import runs_table
 from apo_lab.statistics.multiplicity import holm, seeds_needed
 from apo_lightning.evaluation.loading import write_record
 from apo_lightning.evaluation.records import Estimate
@@ -126,7 +130,7 @@ def test_the_published_health_is_below_the_measured_with_its_faults_marked() -> 
     ]
     assert [[cell.marked for cell in row.cells].index(True) for row in published] == [2, 2]
     assert any(note.startswith("†: the published number") for note in table.notes)
-    of_another_model = health_table([measured("APO", entropy=0.4)])
+    of_another_model = without_absent(health_table([measured("APO", entropy=0.4)]))
     assert [row.section for row in of_another_model.rows] == ["tiny, MATH-500 (K = 2)"]
     assert "published" not in " ".join(of_another_model.notes)
     assert health_table([measured("APO")]).rows == ()
@@ -174,9 +178,9 @@ def test_a_training_sweep_alone_makes_sensitivity_and_held_out_tables(tmp_path: 
     assert [texts(row)[:3] for row in table.rows] == [["β = 0.02", "1", "40.00"], ["β = 0.1 (default)", "2", "60.00"]]
     # The base model has random weights, drawn with each run's seed.
     cells = ["APO", "2", "arithmetic", "25.00", "60.00", "+35.00"]  # one sample a problem: Pass@K would be Pass@1
-    assert texts(held_out_table(found).rows[0]) == cells
+    assert texts(without_absent(held_out_table(found)).rows[0]) == cells
     names = [table.name for table in report_tables(runs, found, (), DEFAULTS)]
-    assert names == ["held_out", "sensitivity_tiny_apo", "hyperparameters"]
+    assert names == ["held_out", "sensitivity_tiny_apo", "runs", "hyperparameters"]
 
 
 EXACT = "step,val/locks/exact/pass@1,val/locks/exact/pass@64\n0,0.1,0.9\n1,,\n2,{},0.8\n"
@@ -205,6 +209,14 @@ def test_exact_values_of_a_sweep_are_beside_what_was_sampled(tmp_path: Path, sam
     # Exact values are no part of an average over benchmarks.
     assert [name for name in (c.title for c in table.columns) if "Average" in name] == []
     assert any("Exact values have no interval" in note for note in table.notes)
+    assert [note for note in table.notes if "Not evaluated: APO (β = 0.02)" in note] == (
+        [table.notes[-1]] if sampled == "evaluated in part" else []
+    )
+    # What all settings have is drawn.
+    (figure,) = (each for each in report_figures([], found, DEFAULTS) if each.name == "sensitivity")
+    over = {"held out": "arithmetic"}.get(sampled, "locks, exact")
+    assert figure.caption.startswith(f"Mean over {over}, one setting varied at a time")
+    assert [label.get_text() for label in figure.figure.axes[0].get_xticklabels()] == ["0.02", "0.1"]
     # One base model, of which every run logged the same.
     exact = [texts(row) for row in held_out_table(found).rows if row.cells[2].text == "locks, exact"]
     assert exact == [
@@ -215,7 +227,8 @@ def test_exact_values_of_a_sweep_are_beside_what_was_sampled(tmp_path: Path, sam
 
 def test_hyperparameters_that_differ_from_the_papers_are_marked(tmp_path: Path) -> None:
     for index, pull in enumerate((0.1, 0.02)):
-        write_run(tmp_path / str(index), loss={"pull_coef": pull, "anchor_size": 8})
+        config = {"model": {"name": "qwen7b"}}
+        write_run(tmp_path / str(index), loss={"pull_coef": pull, "anchor_size": 8}, config=config)
     rows = {row.cells[0].text: row.cells[3] for row in hyperparameter_table(read_runs([tmp_path])).rows}
     assert (rows["Pull coefficient β"].text, rows["Pull coefficient β"].marked) == ("0.02, 0.1", True)
     assert (rows["Anchor size K"].text, rows["Anchor size K"].marked) == ("8", False)
@@ -269,7 +282,7 @@ def test_single_checkpoints_are_compared_by_the_paired_t_test_and_corrected_for_
     assert [row["p"].value for row in rows] == [pytest.approx(p) for p in expected[:-1]] + [None]
     assert [row["p, Holm"].value for row in rows[:-1]] == pytest.approx(holm(expected[:-1]))
     assert all(row["Seeds for one point"].text == "–" for row in rows)
-    assert "corrected for the 5 comparisons" in table.notes[0]
+    assert "corrected for the 5 comparisons" in table.notes[1]
 
 
 def test_seeds_for_one_point_follow_from_the_spread_between_seeds():
@@ -295,7 +308,102 @@ def test_an_interval_has_no_impossible_change_and_one_seed_or_two_are_said_to_be
     interval = cells(table)[0]["Change"].interval
     # Student's t of one or two degrees of freedom, times √(2·0.5/2) = 0.7 or √(2·(1/3)/3) = 0.5: above 1 in both.
     assert interval == (None if num_seeds == 1 else (-100, 100))
-    assert table.notes[1:] == ((FEW_SEEDS[num_seeds],) if num_seeds < 3 else ())
+    said = [note for note in table.notes if note in FEW_SEEDS.values()]
+    assert said == ([FEW_SEEDS[num_seeds]] if num_seeds < 3 else [])
+
+
+LR = "optimizer.lr"
+SHARED = {"data": "count", "prompts_per_minibatch": "4"}
+
+
+@pytest.mark.parametrize(
+    ("others", "label"),
+    [
+        ([], "APO"),
+        ([measured("Base")], "APO"),
+        ([measured("APO", settings={LR: "2", **SHARED})], "APO (learning rate = 1)"),
+        ([measured("GRPO", settings=SHARED)], "APO (learning rate = 1)"),
+        ([measured("APO", model="other")], "APO"),
+        ([measured("GRPO")], "APO (learning rate = 1, data = count, prompts_per_minibatch = 4)"),
+    ],
+)
+def test_a_label_has_only_what_differs_within_its_block(others, label):
+    items = [measured("APO", settings={LR: "1", **SHARED}), *others]
+    assert label in [row.cells[0].text for row in main_results(items).rows]
+    other = replace(measured("APO", benchmark="arithmetic"), held_out=True)
+    held_out = held_out_table([*(replace(item, held_out=True) for item in items), other])
+    assert label in [row.cells[0].text for row in held_out.rows if row.cells[2].text == "MATH-500"]
+    for figure in report_figures([], items)[:2] if {item.model for item in items} == {"tiny"} else ():
+        assert label in [text.get_text().replace("\n", " ") for text in figure.figure.legends[0].get_texts()]
+
+
+def test_a_sweep_names_what_it_varies_and_not_what_all_its_runs_share():
+    items = [measured("APO", settings={PULL: pull, **SHARED}) for pull in ("0", "2")]
+    table = sensitivity_table([*items, measured("APO", settings=SHARED)], block="tiny", method="APO", defaults=DEFAULTS)
+    assert column(table, "Setting") == ["β = 0", "β = 0.1 (default)", "β = 2"]
+
+
+@pytest.mark.parametrize(
+    ("table", "columns", "said"),
+    [
+        (health_table([measured("APO", entropy=0.4)]), ["Method", "Seeds", "Pass@K ↑", "Entropy ↑"], "Entropy"),
+        (
+            held_out_table([replace(measured("APO", (0.5,)), held_out=True)]),
+            ["Method", "Seeds", "Problems", "Pass@1 After"],
+            "",
+        ),
+        (
+            comparison_table([item("Base", (0, 1, 2)), item("APO", (2, 2, 2))]),
+            ["From", "To", "Seeds", "Metric", "Change", "p", "p, Holm"],
+            "p, Holm",
+        ),
+        (
+            comparison_table([item("Base", (1, 1, 2, 1)), item("APO", (2, 1, 2, 1))]),
+            ["From", "To", "Seeds", "Metric", "Change", "p"],
+            "",
+        ),
+    ],
+)
+def test_a_page_has_no_empty_column_and_no_word_on_what_is_not_there(table, columns, said):
+    shown = without_absent(table)
+    assert [column.title for column in shown.columns] == columns
+    begins = {note.partition(":")[0] for note in shown.notes}
+    subjects = {"Bold", "†", "Support mass ↑", "Entropy ↑", "p, Holm", "Seeds for one point"}
+    assert {name.removesuffix(" ↑") for name in begins & subjects} == ({said} if said else set())
+
+
+def test_a_toy_run_has_no_papers_value_beside_it(tmp_path):
+    write_run(tmp_path / "run")
+    table = without_absent(hyperparameter_table(read_runs([tmp_path])))
+    assert [column.title for column in table.columns] == ["Setting", "Methods", "These runs"]
+    assert table.notes == ()
+
+
+@pytest.mark.parametrize("names", [("GRPO", "APO"), ("Base", "APO")])
+def test_how_to_add_a_base_model_is_said_where_it_is_missing(names):
+    items = [item(name, (0, 1, 2, 0)) for name in names]
+    for table in (main_results(items), comparison_table(items)):
+        said = [note for note in table.notes if "apo evaluate run=FOLDER checkpoint=base" in note]
+        assert len(said) == ("Base" not in names)
+
+
+def test_every_run_is_listed_with_its_folder_and_weights_of_one_name_by_its_number(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        path = write_run(tmp_path / "outputs" / name, weights=name * 64) / "results.json"
+        write_record(path, result(algo="apo", seed=1, weights_sha256=name * 64))
+    os.utime(tmp_path / "outputs" / "a" / "metrics.csv", (0, 86_400))
+    runs = read_runs([Path("outputs")])
+    results = read_evaluations([Path("outputs")], runs)
+    found = measurements(runs, results, DEFAULTS)
+    listed = [texts(row) for row in runs_table(runs, DEFAULTS).rows]
+    assert [row[:4] + row[5:] for row in listed] == [
+        ["1", "APO", "1", "2", "outputs/a"],
+        ["2", "APO", "1", "2", "outputs/b"],
+    ]
+    assert listed[0][4].startswith("1970-01-0")
+    assert column(main_results(found), "Method") == ["APO (run 1)", "APO (run 2)"]
+    assert sum("Not averaged" in note for note in main_results(found).notes) == 1
 
 
 def test_models_are_not_compared_with_each_other():

@@ -3,7 +3,8 @@
 import io
 import math
 import re
-from collections.abc import Iterable, Mapping
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -116,21 +117,30 @@ def ticks_in_per_cent(*axes: Axis) -> None:
 
 
 def method_legend(figure: Figure, styles: Mapping[str, Style], seen: Iterable[str], *, most_columns: int = 6) -> None:
-    """One legend below all panels, of the methods that are seen in any, in the order of `styles`; a style once.
-
-    Long names take fewer columns, and the figure grows by the rows that these are more.
-    """
+    """One legend below all panels, of the methods that are seen in any, in the order of `styles`; a style once."""
     shown = set(seen)
     known = dict.fromkeys(style for method, style in styles.items() if method in shown)
     handles = [Line2D([], [], **style.marked_line, label=style.label, linewidth=1.2) for style in known]
-    most = columns = min(most_columns, len(handles))
-    while True:
+    legend_below(figure, handles, most_columns=most_columns)
+
+
+def legend_below(figure: Figure, handles: Sequence[Line2D], *, most_columns: int) -> None:
+    """One legend below all panels: long names take fewer columns or several lines, by which the figure grows."""
+    most, num_lines = min(most_columns, len(handles)), len(handles)
+    columns, excess = most, 1.0
+    for columns in range(most, 0, -1):
         legend = figure.legend(handles=handles, loc="outside lower center", ncols=columns)
-        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+        excess = legend.get_window_extent().width / figure.bbox.width
+        if excess <= 1:
             break
         legend.remove()
-        columns -= 1
-    more_rows = math.ceil(len(handles) / columns) - math.ceil(len(handles) / most)
+    else:
+        labels = [str(handle.get_label()) for handle in handles]
+        # Of the width some is the sample of the line.
+        wrapped = [textwrap.fill(label, int(0.9 * max(map(len, labels)) / excess)) for label in labels]
+        figure.legend(handles=handles, labels=wrapped, loc="outside lower center", ncols=1)
+        num_lines = sum(label.count("\n") + 1 for label in wrapped)
+    more_rows = math.ceil(num_lines / columns) - math.ceil(len(handles) / most)
     figure.set_figheight(figure.get_figheight() + ROW_INCHES * more_rows)
 
 

@@ -1,6 +1,7 @@
 """Figures of evaluations: Pass@1 against Pass@K, pass@k against k, and Pass@1 against each setting of a sweep."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
@@ -8,7 +9,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-from apo_lab.reporting.figures.canvas import draw_band, filled_and_hollow, method_legend, panels, per_cent, styled
+from apo_lab.reporting.figures.canvas import (
+    draw_band,
+    filled_and_hollow,
+    legend_below,
+    method_legend,
+    panels,
+    per_cent,
+    styled,
+)
 from apo_lab.reporting.names import BASE, BENCHMARKS, METHODS, axis_name, in_order
 from apo_lab.reporting.records import Measurement
 from apo_lab.reporting.runs import value_place
@@ -39,6 +48,8 @@ class ParetoPoint(NamedTuple):
 
     block: str
     method: str
+    label: str
+    """Its name in its block."""
     pass_at_1: Estimate
     pass_at_k: Estimate
 
@@ -51,13 +62,13 @@ def pareto_points(measurements: Sequence[Measurement]) -> list[ParetoPoint]:
         names = common[item.head.block]
         first, every = average(item, names, "pass@1"), average(item, names, "pass@K")
         if first is not None and every is not None:
-            points.append(ParetoPoint(item.head.block, item.head.name, first, every))
+            points.append(ParetoPoint(item.head.block, item.head.name, item.label, first, every))
     return points
 
 
 def pareto_arrows(points: Sequence[ParetoPoint]) -> dict[str, tuple[tuple[float, float], tuple[float, float]]]:
     """{name: (start, end) [%]} of the arrows that the points of one block have."""
-    places = {point.method: (100 * point.pass_at_1.value, 100 * point.pass_at_k.value) for point in points}
+    places = {point.label: (100 * point.pass_at_1.value, 100 * point.pass_at_k.value) for point in points}
     base, grpo, apo = (places.get(method) for method in (BASE, METHODS["grpo"], METHODS["apo"]))
     ends = {}
     if base is not None and grpo is not None and grpo[0] > base[0] and grpo[1] < base[1]:
@@ -96,7 +107,8 @@ def pareto_figure(
         for point in (*paper, *mine):
             _draw_point(axes, point, styles[point.method], hollow=point in paper)
             look = {**styles[point.method].marked_line, "linestyle": "none"}
-            shown[point.method] = Line2D([], [], label=point.method, **look)
+            is_alone = len(blocks) == 1 and not paper
+            shown[point.method] = Line2D([], [], label=point.label if is_alone else point.method, **look)
         for name, (start, end) in pareto_arrows(mine).items():
             look = {"arrowstyle": "-|>", "linewidth": 1, "shrinkA": 6, "shrinkB": 6, **ARROWS[name]}
             axes.annotate("", end, start, arrowprops=look, zorder=3)
@@ -107,7 +119,7 @@ def pareto_figure(
         axes.set(title=block, xlabel=f"Pass@1 [%], {where}", ylabel=f"Pass@{k} [%], {where}")
     handles = [shown[name] for name in (*styles, *ARROWS) if name in shown]
     handles += filled_and_hollow() if any(point.block in models.values() for point in theirs) else []
-    figure.legend(handles=handles, loc="outside lower center", ncols=2 if len(blocks) == 1 else 4)
+    legend_below(figure, handles, most_columns=2 if len(blocks) == 1 else 4)
     return figure
 
 
@@ -136,6 +148,8 @@ def pass_at_k_figure(measurements: Sequence[Measurement], styles: Mapping[str, S
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set(xlabel="k (log scale)", ylabel="pass@k [%]")
+    if len(blocks) == 1:
+        styles = {s.head.name: replace(styles[s.head.name], label=s.label) for s in shown}
     method_legend(figure, styles, {item.name for item in curves})
     return figure
 

@@ -13,24 +13,22 @@ from matplotlib.ticker import MaxNLocator
 
 from apo_lab.reporting.figures.canvas import NamedFigure, draw_band, method_legend, panels, styled
 from apo_lab.reporting.figures.evaluations import (
+    pareto_arrows,
     pareto_figure,
     pareto_points,
     pass_at_k_figure,
     sensitivity_figure,
     sensitivity_points,
 )
-from apo_lab.reporting.names import algo_of, data_rows, slug
+from apo_lab.reporting.names import BENCHMARKS, algo_of, data_rows, in_order, slug
 from apo_lab.reporting.published import as_measurements, published
 from apo_lab.reporting.records import Measurement, RunCard
-from apo_lab.reporting.runs import Defaults, RunsByMethod, runs_by_method
+from apo_lab.reporting.runs import Defaults, RunsByMethod, grouped, runs_by_method
 from apo_lab.reporting.style import QUIET, UNNAMED, Style, styles_of
 from apo_lab.reporting.tables.accuracies import swept_methods
-from apo_lab.reporting.tables.series import EXACT, INTERVALS, evaluated
+from apo_lab.reporting.tables.series import EXACT, INTERVALS, common_benchmarks, evaluated, series_of, unevaluated_note
 
-SMOOTHING = (
-    "Strong lines: mean over seeds, each smoothed over the last twentieth of its run; bands: smallest to largest seed; "
-    "faint lines: runs as logged. Training seeds: "
-)
+SMOOTHING = "smoothed over the last twentieth of the run"
 PANELS = {
     "entropy": ("Token entropy", ""),
     "training": ("Training", ""),
@@ -46,6 +44,11 @@ PANELS = {
 """Figures of panels: title and what their captions begin with."""
 MOST_LINES = 8
 """A figure of settings has no more names than this."""
+ARROWS_SAID = {
+    "diversity collapse": " Dashed arrow: a gain in Pass@1 with a loss in Pass@K, from the base model to GRPO.",
+    "recovery": " Solid arrow: a gain in Pass@K, from GRPO to APO.",
+}
+"""What captions say of the arrows of the Pareto figure."""
 WINDOWS_PER_RUN = 20
 """Lines are smoothed over a twentieth of the run."""
 THRESHOLD = "callbacks.collapse_alarm.threshold"
@@ -147,15 +150,16 @@ def curves_figure(shown: Sequence[CurvePanel], styles: Mapping[str, Style]) -> F
 def _evaluated(
     measurements: Sequence[Measurement], paper: Sequence[Measurement], styles: dict[str, Style]
 ) -> Iterator[NamedFigure]:
-    if pareto_points(measurements):
-        caption = (
-            "Pass@1 against Pass@K, means over the benchmarks that all methods of a panel have; crosses: "
-            f"{INTERVALS}. A dashed arrow is a gain in Pass@1 with a loss in Pass@K, from the base model to GRPO; a "
-            "solid one is a gain in Pass@K, from GRPO to APO."
-        )
+    chosen = evaluated(measurements)
+    if points := pareto_points(measurements):
+        arrows = {name for block in grouped(points, lambda point: point.block) for name in pareto_arrows(block)}
+        is_mean = len({item.benchmark for item in chosen}) > 1
+        means = ", means over the benchmarks that all methods of a panel have" * is_mean
+        said = "".join(text for name, text in ARROWS_SAID.items() if name in arrows)
+        caption = f"Pass@1 against Pass@K{means}; crosses: {INTERVALS}.{said}"
         figure = pareto_figure(measurements, styles, published=paper)
         yield NamedFigure("pareto", "Efficiency against coverage", caption, figure)
-    if any(item.pass_at_k for item in evaluated(measurements)):
+    if any(item.pass_at_k for item in chosen):
         caption = f"pass@k against k, unbiased; bands: {INTERVALS}."
         yield NamedFigure("pass_at_k", "pass@k against k", caption, pass_at_k_figure(measurements, styles))
 
@@ -170,9 +174,12 @@ def _swept(measurements: Sequence[Measurement], defaults: Defaults) -> Iterator[
         if ours := sensitivity_points(measurements, block, method, usual):
             figure = sensitivity_figure(ours, sensitivity_points(paper, models[block], method, usual), usual)
             suffix = f"_{slug(block)}_{slug(method)}" if len(swept) > 1 else ""
-            caption = (
-                f"Mean over benchmarks, one setting varied at a time; vertical lines: {INTERVALS}. Star: the default."
-            )
+            items = series_of(measurements, block, method)
+            over = ", ".join(BENCHMARKS[name] for name in in_order(common_benchmarks(items)[block], BENCHMARKS))
+            star = " Star: the default." * any(usual.get(key, "default") in points for key, points in ours.items())
+            intervals = f"; vertical lines: {INTERVALS}" * (not over.endswith(", exact"))
+            left = unevaluated_note(measurements, items)
+            caption = " ".join((f"Mean over {over}, one setting varied at a time{intervals}.{star}", *left))
             yield NamedFigure(f"sensitivity{suffix}", f"Sensitivity of {method} on {block}", caption, figure)
 
 
@@ -184,15 +191,22 @@ def _logged(by_model: Mapping[str, RunsByMethod], styles: Mapping[str, Style]) -
             looks, remark = _looks(runs, styles)
             if not method and len(runs) < len(every):
                 remark = f"More than {MOST_LINES} settings: those of a swept method have a figure of their own. "
-            seeds = {name: len(group) for name, group in runs.items()}
-            said = ", ".join(f"{name} {count}" for name, count in seeds.items())
-            if len(seeds) > MOST_LINES:
-                said = " to ".join(map(str, sorted({min(seeds.values()), max(seeds.values())})))
             for name, (title, begin) in PANELS.items():
                 if shown := curve_panels(runs, name):
                     exact = f"{EXACT} " if any(panel.title.startswith("Exact") for panel in shown) else ""
-                    caption = f"{remark}{begin}{exact}{SMOOTHING}{said}."
+                    caption = f"{remark}{begin}{exact}{_strong_lines(runs)}"
                     yield NamedFigure(f"{name}{suffix}", f"{title}, {place}", caption, curves_figure(shown, looks))
+
+
+def _strong_lines(methods: RunsByMethod) -> str:
+    """What lines and bands are."""
+    counts = sorted({len(group) for group in methods.values()})
+    if counts == [1]:
+        return f"Strong lines: {SMOOTHING}; faint lines: runs as logged."
+    return (
+        f"Strong lines: mean over seeds, each {SMOOTHING}; bands: smallest to largest seed; faint lines: runs as "
+        f"logged. Training seeds: {' to '.join(map(str, sorted({counts[0], counts[-1]})))}."
+    )
 
 
 def _drawn_together(methods: RunsByMethod) -> dict[str, RunsByMethod]:

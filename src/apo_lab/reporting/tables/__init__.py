@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from apo_lab.reporting.records import Covered, Measurement, RunCard, Table
 from apo_lab.reporting.runs import Defaults
 from apo_lab.reporting.tables.accuracies import held_out_table, main_results, sensitivity_table, swept_methods
+from apo_lab.reporting.tables.cells import without_absent
 from apo_lab.reporting.tables.comparisons import comparison_table
 from apo_lab.reporting.tables.published import beside_published, coverage_table, health_table, hyperparameter_table
+from apo_lab.reporting.tables.runs import runs_table
 
 
 def report_tables(
@@ -23,7 +25,8 @@ def report_tables(
         health_table(measured),
         comparison_table(measured),
         coverage_table(covered),
+        runs_table(runs, defaults),
         hyperparameter_table(runs),
         beside_published(measured),
     )
-    return tuple(table for table in tables if table.rows)
+    return tuple(without_absent(table) for table in tables if table.rows)

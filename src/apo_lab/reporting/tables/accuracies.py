@@ -9,11 +9,13 @@ from apo_lab.reporting.identity import blocks_in_order
 from apo_lab.reporting.names import AXES, BASE, BENCHMARKS, METHODS, algo_of, axis_name, in_order, slug
 from apo_lab.reporting.records import Cell, Column, Measurement, Table, TableRow, left, right, row_of
 from apo_lab.reporting.runs import Defaults, plain, value_place
-from apo_lab.reporting.tables.cells import SEEDS, points_cell, seeds_cell, share_cell, with_best_bold
+from apo_lab.reporting.tables.cells import EMPTY, SEEDS, points_cell, seeds_cell, share_cell, with_best_bold
 from apo_lab.reporting.tables.series import (
     INTERVALS,
     Series,
+    at_budget,
     average,
+    base_note,
     budgets,
     common_benchmarks,
     compared,
@@ -21,10 +23,11 @@ from apo_lab.reporting.tables.series import (
     evaluated,
     series,
     series_of,
+    unevaluated_note,
     without_variants,
 )
 
-HOW_TO_READ = f"Per cent. In brackets: {INTERVALS}. Bold: best of its block, by however little."
+HOW_TO_READ = (f"Per cent. In brackets: {INTERVALS}.", "Bold: best of its block, by however little.")
 Variants = Mapping[tuple[str, ...], Sequence[tuple[tuple[str, ...], Series]]]
 """Keys of settings → the values of each, and what was measured with them, by value."""
 
@@ -75,46 +78,45 @@ def main_results(measurements: Sequence[Measurement]) -> Table:
     benchmarks = in_order((name for item in shown for name in item.by_benchmark), BENCHMARKS)
     accuracies = Accuracies(benchmarks, budgets(chosen), has_averages)
     rows = [
-        row_of(item.head.name, *accuracies.cells(item, common[item.head.block]), section=item.head.block)
-        for item in shown
+        row_of(item.label, *accuracies.cells(item, common[item.head.block]), section=item.head.block) for item in shown
     ]
+    missing = (*base_note(measurements), *unevaluated_note(measurements))
     averages = ("Average over the benchmarks that all methods of a block have.",) if has_averages else ()
     return Table(
         name="main_results",
         title="Main results",
         columns=accuracies.columns("Method"),
         rows=with_best_bold(rows),
-        notes=(HOW_TO_READ, *averages, *data_notes(chosen)),
+        notes=(*HOW_TO_READ, *averages, *data_notes(chosen), *missing),
     )
 
 
 def held_out_table(measurements: Sequence[Measurement]) -> Table:
     """Pass@1 and Pass@K [%] on the held-out problems of every training run, before and after it, and the gain.
 
-    K is the largest number of samples a problem that all runs of a set drew; where it is 1 everywhere, Pass@1 alone.
+    K is the largest number of samples a problem that all runs of a set drew; where it is 1, Pass@1 alone.
     The gain is of Pass@1, paired by problem.
     """
     held_out = [item for item in measurements if item.held_out]
-    items, budget = series(held_out), budgets(held_out)
-    before = {(i.head.block, name): m for i in items if i.head.method == BASE for name, m in i.by_benchmark.items()}
-    has_many = any(k > 1 for k in budget.values())
-    names = ("Pass@1", "Pass@K") if has_many else ("Pass@1",)
-    rows: list[TableRow] = []
-    for item in items:
-        for name in in_order(item.by_benchmark, BENCHMARKS) if item.head.method != BASE else ():
-            sides = (before.get((item.head.block, name)), item.by_benchmark[name])
-            metrics = ("pass@1", f"pass@{budget[name]}")[: len(names)]
-            shares = [share_cell(side.metrics.get(metric) if side else None) for metric in metrics for side in sides]
-            k = [Cell(f"{budget[name]}", float(budget[name]))] if has_many else []
-            gain = points_cell(item.by_benchmark[name].metrics.get("gain"))
-            cells = (item.head.name, seeds_cell(item, [name]), BENCHMARKS[name], *k, *shares, gain)
-            rows.append(row_of(*cells, section=item.head.block))
+    cut, rows = at_budget(held_out), list[TableRow]()
+    for block, name in itertools.product(blocks_in_order(cut), in_order((i.benchmark for i in cut), BENCHMARKS)):
+        items = series([item for item in cut if (item.block, item.benchmark) == (block, name)])
+        before = next((item.by_benchmark[name] for item in items if item.head.method == BASE), None)
+        for item in (item for item in items if item.head.method != BASE):
+            after, k = item.by_benchmark[name], item.by_benchmark[name].num_samples
+            one, many = (
+                [share_cell(side.metrics.get(metric) if side else None) for side in (before, after)]
+                for metric in ("pass@1", f"pass@{k}")
+            )
+            of_many = [Cell(f"{k}", float(k)), *one, *many] if k > 1 else [EMPTY, *one, EMPTY, EMPTY]
+            seeds, gain = seeds_cell(item, [name]), points_cell(after.metrics.get("gain"))
+            rows.append(row_of(item.label, seeds, BENCHMARKS[name], *of_many, gain, section=block))
     return Table(
         name="held_out",
         title="Held-out problems, before and after training",
         columns=(
-            *(*left("Method"), SEEDS, *left("Problems"), *(right("K") if has_many else ())),
-            *(column for name in names for column in right("Before", "After", group=name)),
+            *(*left("Method"), SEEDS, *left("Problems"), *right("K")),
+            *(column for metric in ("Pass@1", "Pass@K") for column in right("Before", "After", group=metric)),
             *right("Gain"),
         ),
         rows=tuple(rows),
@@ -144,7 +146,7 @@ def sensitivity_table(
     for keys, variants in variants_of(items, (defaults or {}).get(algo_of(method), {})).items():
         for values, item in variants:
             label = ", ".join(f"{axis_name(key)} = {value}" for key, value in zip(keys, values, strict=True))
-            remarks = ", ".join(filter(None, ("" if item.head.settings else "default", item.head.which)))
+            remarks = ", ".join(filter(None, ("" if item.settings else "default", item.head.which)))
             first = f"{label} ({remarks})" if remarks else label
             section = f"Varying {', '.join(map(axis_name, keys))}"
             rows.append(row_of(first, *accuracies.cells(item, common), section=section))
@@ -153,7 +155,7 @@ def sensitivity_table(
         title=f"Sensitivity of {method} on {block}",
         columns=accuracies.columns("Setting"),
         rows=with_best_bold(rows),
-        notes=(HOW_TO_READ, *data_notes(every)),
+        notes=(*HOW_TO_READ, *data_notes(every), *unevaluated_note(measurements, items)),
     )
 
 
@@ -171,14 +173,14 @@ def variants_of(items: Sequence[Series], usual: Mapping[str, str]) -> Variants:
 
     Single keys before their combinations, the paper's first. A setting that `usual` lacks is "default" there.
     """
-    axes = in_order((key for item in items for key in item.head.settings), AXES)
-    sets = {tuple(item.head.settings) for item in items if item.head.settings}
+    axes = in_order((key for item in items for key in item.settings), AXES)
+    sets = {tuple(item.settings) for item in items if item.settings}
     found = {}
     for keys in sorted(sets, key=lambda keys: (len(keys), [axes.index(key) for key in keys])):
         valued = [
-            (tuple(plain(item.head.settings.get(key, usual.get(key, "default"))) for key in keys), item)
+            (tuple(plain(item.settings.get(key, usual.get(key, "default"))) for key in keys), item)
             for item in items
-            if not item.head.settings or tuple(item.head.settings) == keys
+            if not item.settings or tuple(item.settings) == keys
         ]
         found[keys] = sorted(valued, key=lambda pair: [value_place(value) for value in pair[0]])
     return found

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from apo_lab.reporting.names import BASE
-from apo_lab.reporting.records import Cell, Column, TableRow
+from apo_lab.reporting.records import Cell, Column, Table, TableRow
 from apo_lab.reporting.tables.series import Series
 from apo_lightning.evaluation.records import Estimate
 
@@ -65,6 +65,23 @@ def with_best_bold(rows: Sequence[TableRow], lower_is_better: Iterable[int] = ()
         bold = [_best_bold(column, place in inverted) for place, column in enumerate(columns)]
         marked += [replace(row, cells=cells) for row, cells in zip(section, zip(*bold, strict=True), strict=True)]
     return tuple(marked)
+
+
+def without_absent(table: Table) -> Table:
+    """The table without columns in which no row has anything, and without notes on what it does not have.
+
+    `Bold: …`, `†: …` and a column's title and a colon begin a note on these.
+    """
+    cells = [cell for row in table.rows for cell in row.cells]
+    filled = [any(row.cells[place].text != EMPTY.text for row in table.rows) for place in range(len(table.columns))]
+    absent = {column.title for column, is_filled in zip(table.columns, filled, strict=True) if not is_filled}
+    absent |= {"†", "Bold"} - {cell.mark for cell in cells} - {"Bold" for cell in cells if cell.bold}
+    return replace(
+        table,
+        columns=tuple(itertools.compress(table.columns, filled)),
+        rows=tuple(replace(row, cells=tuple(itertools.compress(row.cells, filled))) for row in table.rows),
+        notes=tuple(note for note in table.notes if note.partition(":")[0] not in absent),
+    )
 
 
 def _best_bold(cells: Sequence[Cell], is_lower_better: bool) -> Sequence[Cell]:

@@ -11,13 +11,22 @@ from apo_lab.reporting.identity import score_table
 from apo_lab.reporting.names import BASE
 from apo_lab.reporting.records import Cell, Measurement, Table, left, right, row_of
 from apo_lab.reporting.tables.cells import EMPTY, p_cell, points_cell, seeds_cell
-from apo_lab.reporting.tables.series import Series, common_benchmarks, evaluated, series, without_variants
+from apo_lab.reporting.tables.series import (
+    INTERVALS,
+    Series,
+    base_note,
+    common_benchmarks,
+    evaluated,
+    series,
+    without_variants,
+)
 from apo_lab.statistics.multiplicity import holm, seeds_needed
 from apo_lab.statistics.seeds import seed_difference_test
 from apo_lightning.evaluation.records import Estimate
 from apo_lightning.evaluation.results import estimate_of
 
 LEVEL = 0.05
+HOLM, POWER = "p, Holm", "Seeds for one point"
 FEW_SEEDS = {
     1: "With one training seed a row is about these checkpoints, and says nothing of other seeds of the method.",
     2: "Two seeds say little of how much seeds differ: where these do, the interval is very wide (Student's t with one "
@@ -31,22 +40,24 @@ def comparison_table(measurements: Sequence[Measurement]) -> Table:
     """The change of Pass@1 and of Pass@K from each method to each later one, with p-values corrected after Holm.
 
     Means over the benchmarks that all methods of a block have, each at its sample budget; `seed_difference_test`, and
-    `holm` over all comparisons of the table. The last column is `seeds_needed` for one point, from the spread between
-    the seeds of these two methods.
+    `holm` over all comparisons of the table, if they are several. The last column is `seeds_needed` for one point, from
+    the spread between the seeds of these two methods.
     """
-    pairs = list(_pairs(without_variants(series(evaluated(measurements)))))
+    items = without_variants(series(evaluated(measurements)))
+    pairs = list(_pairs(items))
     tests = [seed_difference_test(*scores) for *_, scores in pairs]
     tested = [place for place, test in enumerate(tests) if math.isfinite(test.p_value)]
     adjusted = dict(zip(tested, holm([tests[place].p_value for place in tested]), strict=True))
+    is_single = len(tested) == 1
     rows = tuple(
         row_of(
-            a.head.name,
-            b.head.name,
+            a.label,
+            b.label,
             f"{seeds_cell(a).text}, {seeds_cell(b).text}",
             metric,
             points_cell(_possible(estimate_of(test.difference))),
-            p_cell(test.p_value),
-            p_cell(adjusted.get(place, math.nan), level=LEVEL),
+            p_cell(test.p_value, level=LEVEL if is_single else 0.0),
+            EMPTY if is_single else p_cell(adjusted.get(place, math.nan), level=LEVEL),
             EMPTY if BASE in (a.head.method, b.head.method) else _seeds_needed(scores),
             section=a.head.block,
         )
@@ -54,18 +65,21 @@ def comparison_table(measurements: Sequence[Measurement]) -> Table:
     )
     compared = [measured for a, b, *_ in pairs for item in (a, b) for measured in item.by_benchmark.values()]
     counts = {len(measured.policies) for measured in compared if measured.method != BASE}
+    is_mean = any(len(names) > 1 for names in common_benchmarks(items).values())
     return Table(
         name="comparisons",
         title="Every two methods compared",
-        columns=(*left("From", "To", "Seeds", "Metric"), *right("Change", "p", "p, Holm", "Seeds for one point")),
+        columns=(*left("From", "To", "Seeds", "Metric"), *right("Change", "p", HOLM, POWER)),
         rows=rows,
         notes=(
-            "Change in points, mean over the benchmarks that all methods of a block have. In brackets: 95 % interval "
-            "over problems, paired, and over training seeds of methods that have several. "
-            f"Holm: corrected for the {len(tested)} comparisons of this table; bold: at most "
-            f"{LEVEL:g}. Last column: training seeds per method that find a change of one point on these problems "
-            f"with a power of 80 %, at a level of {LEVEL:g} for this comparison alone.",
+            f"Change in points{', mean over the benchmarks that all methods of a block have' * is_mean}. In brackets, "
+            f"paired by problem: {INTERVALS}.",
+            f"{HOLM}: corrected for the {len(tested)} comparisons of this table.",
+            f"Bold: at most {LEVEL:g}.",
+            f"{POWER}: training seeds per method that find a change of one point on these problems with a power of "
+            f"80 %, at a level of {LEVEL:g} for this comparison alone.",
             *(note for num_seeds, note in FEW_SEEDS.items() if num_seeds in counts),
+            *base_note(measurements),
         ),
     )
 

@@ -2,13 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from apo_lab.reporting.names import (
-    BENCHMARKS,
-    HYPERPARAMETERS,
-    METHODS,
-    MODELS,
-    in_order,
-)
+from apo_lab.reporting.names import BENCHMARKS, HYPERPARAMETERS, METHODS, MODELS, in_order
 from apo_lab.reporting.published import AVERAGE, FAULTS, NUM_SAMPLES, PublishedCell, published, published_cell
 from apo_lab.reporting.records import Cell, Covered, Measurement, RunCard, Table, TableRow, left, right, row_of
 from apo_lab.reporting.runs import plain, value_place
@@ -40,13 +34,15 @@ def beside_published(measurements: Sequence[Measurement]) -> Table:
         if (theirs := _published_cell(item, name, metric)) is not None
     ]
     faults = _faults(theirs for *_, theirs in found)
-    marked = (f"†: the published number does not add up: it {faults}.",) if faults else ()
     return Table(
         name="beside_published",
         title="Measured here and published",
         columns=(*left("Method"), SEEDS, *left("Benchmark", "Metric"), *right("Here", "Published", "Difference")),
         rows=tuple(_comparison(*each) for each in found),
-        notes=(f"Per cent. In brackets: {INTERVALS}, of our number.", *marked),
+        notes=(
+            f"Per cent. In brackets: {INTERVALS}, of our number.",
+            f"†: the published number does not add up: it {faults}.",
+        ),
     )
 
 
@@ -70,18 +66,19 @@ def health_table(measurements: Sequence[Measurement]) -> Table:
                     pass_at_k = share_cell(measured.metrics.get(f"pass@{measured.num_samples}"))
                     numbers = [number_cell(measured.metrics.get(metric)) for metric in METRICS]
                     section = f"{block}, {BENCHMARKS[name]} (K = {measured.num_samples})"
-                    rows.append(row_of(item.head.name, seeds_cell(item, [name]), pass_at_k, *numbers, section=section))
+                    rows.append(row_of(item.label, seeds_cell(item, [name]), pass_at_k, *numbers, section=section))
     theirs = _published_health({item.head.model for item in items})
-    marked = (f"†: the published number {_faults(published('distribution'))}.",) if theirs else ()
     return Table(
         name="health",
         title="Distributional health",
         columns=(*left("Method"), SEEDS, *right("Pass@K ↑", *METRICS.values())),
         rows=with_best_bold(rows + theirs, lower_is_better=LOWER_IS_HEALTHIER),
         notes=(
-            f"Pass@K in per cent, entropy in nats. Support mass: the policy's probability of the top K tokens of the "
-            f"model before training. In brackets: {INTERVALS}. Bold: most spread of its block.",
-            *marked,
+            f"Pass@K in per cent. In brackets: {INTERVALS}.",
+            f"{METRICS['entropy']}: in nats.",
+            f"{METRICS['support_coverage']}: the policy's probability of the base model's top K tokens.",
+            "Bold: most spread of its block.",
+            f"†: the published number {_faults(published('distribution'))}.",
             *data_notes(chosen),
         ),
     )
@@ -119,18 +116,21 @@ def coverage_table(covered: Sequence[Covered]) -> Table:
 
 
 def hyperparameter_table(runs: Sequence[RunCard]) -> Table:
-    """Every setting that the paper gives, and what the runs used; marked where a run differs. Then those of own losses.
+    """Every setting that the paper gives, and what the runs used. Then those of own losses.
+
+    Beside runs of the paper's models stand the paper's values, and a mark where a run differs.
 
     Source: the paper's table of hyper-parameters. It gives no units; the batch sizes are read as prompts.
     """
     algos = {run.algo for run in runs}
     cells = [cell for cell in published("hyperparameters") if runs and cell.method in ("", *algos)]
+    has_paper = not {run.model for run in runs}.isdisjoint(cell.model for cell in published("main_results"))
     return Table(
         name="hyperparameters",
         title="Hyper-parameters",
         columns=(*left("Setting", "Methods"), *right("Paper", "These runs")),
         rows=(
-            *(_setting(cell, [run for run in runs if cell.method in ("", run.algo)]) for cell in cells),
+            *(_setting(cell, [run for run in runs if cell.method in ("", run.algo)], has_paper) for cell in cells),
             *_own_coefficients([run for run in runs if run.algo not in METHODS]),
         ),
         notes=("†: not the paper's value in every run.",),
@@ -196,12 +196,13 @@ def _faults(cells: Iterator[PublishedCell] | Collection[PublishedCell]) -> str:
     return ", or ".join(dict.fromkeys(FAULTS[fault] for cell in cells for fault in cell.mark.split()))
 
 
-def _setting(cell: PublishedCell, runs: Sequence[RunCard]) -> TableRow:
+def _setting(cell: PublishedCell, runs: Sequence[RunCard], has_paper: bool) -> TableRow:
     values = {value for run in runs if (value := _value(run, cell.metric)) is not None}
-    differs = cell.metric != "platform" and bool(values - {plain(cell.text)})
+    differs = has_paper and cell.metric != "platform" and bool(values - {plain(cell.text)})
     found = ", ".join(sorted(values, key=value_place)) or "–"
     methods = METHODS[cell.method] if cell.method else "all"
-    return row_of(HYPERPARAMETERS[cell.metric], methods, cell.text, Cell(found, marked=differs))
+    theirs = cell.text if has_paper else EMPTY
+    return row_of(HYPERPARAMETERS[cell.metric], methods, theirs, Cell(found, marked=differs))
 
 
 def _own_coefficients(runs: Sequence[RunCard]) -> Iterator[TableRow]:

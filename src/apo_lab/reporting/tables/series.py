@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from apo_lab.reporting.identity import OF_N, blocks_in_order, mean_over_benchmarks, mean_over_both, mean_over_seeds
-from apo_lab.reporting.names import METHODS, in_order
+from apo_lab.reporting.names import BASE, METHODS, in_order, variant_name
 from apo_lab.reporting.records import Measurement
 from apo_lightning.evaluation.records import Estimate
 
@@ -24,7 +24,14 @@ class Series:
 
     head: Measurement
     """One of them: model, method, settings and name are those of all."""
+    settings: Mapping[str, str]
+    """Its settings without those that all trained policies of its block share."""
     by_benchmark: Mapping[str, Measurement]
+
+    @property
+    def label(self) -> str:
+        """Its name in its block."""
+        return variant_name(self.head.method, self.settings, self.head.which)
 
 
 def evaluated(measurements: Iterable[Measurement]) -> list[Measurement]:
@@ -67,8 +74,15 @@ def series(measurements: Sequence[Measurement]) -> list[Series]:
         groups[item.block, item.method, tuple(item.settings.items()), item.which][item.benchmark] = item
     blocks = blocks_in_order(measurements)
     methods = in_order((method for _, method, _, _ in groups), METHODS.values())
-    order = sorted(groups, key=lambda key: (blocks.index(key[0]), methods.index(key[1]), *key[2:]))
-    return [Series(head=next(iter(groups[key].values())), by_benchmark=groups[key]) for key in order]
+    order = sorted(groups, key=lambda key: (methods.index(key[1]), *key[2:]))
+    found = []
+    for block in blocks:
+        trained = [set(settings) for of, method, settings, _ in groups if of == block and method != BASE]
+        shared = set.intersection(*trained) if trained else set()
+        for key in (key for key in order if key[0] == block):
+            own = {name: value for name, value in key[2] if (name, value) not in shared}
+            found.append(Series(head=next(iter(groups[key].values())), settings=own, by_benchmark=groups[key]))
+    return found
 
 
 def series_of(measurements: Sequence[Measurement], block: str, method: str) -> list[Series]:
@@ -83,14 +97,13 @@ def without_variants(items: Sequence[Series]) -> list[Series]:
 
 
 def common_benchmarks(items: Sequence[Series]) -> dict[str, set[str]]:
-    """Of each block, the benchmarks that all its series have; exact values count where it has no others."""
+    """Of each block, the benchmarks that all its series have; exact values count where these are none."""
     common: dict[str, set[str]] = {}
-    for is_exact in (True, False):
-        of_kind: dict[str, set[str]] = {}
-        for item in items:
-            if names := {name for name, each in item.by_benchmark.items() if each.exact == is_exact}:
-                of_kind[item.head.block] = of_kind.get(item.head.block, names) & names
-        common |= of_kind
+    for block in {item.head.block for item in items}:
+        own = [item.by_benchmark for item in items if item.head.block == block]
+        names = set.intersection(*(set(measured) for measured in own))
+        exact = {name for name in names if own[0][name].exact}
+        common[block] = names - exact or exact
     return common
 
 
@@ -122,9 +135,28 @@ def data_notes(measurements: Sequence[Measurement]) -> tuple[str, ...]:
             notes.append(f"{benchmark}: evaluated with {k} to {most} samples a problem; pass@k is compared at {k}.")
     if any(item.exact for item in measurements):
         notes.append(f"{EXACT} Exact values have no interval.")
-    if unclear := sorted({item.name for item in measurements if item.which}):
+    if any(item.which for item in measurements):
         notes.append(
-            f"Not averaged: {', '.join(unclear)}. One name stands for several weights that are not different training "
+            "Not averaged: rows that name a run of the table of runs, or weights, as they are not different training "
             "seeds; name the folders of one in runs=, or give each a model.name of its own."
         )
     return tuple(notes)
+
+
+def base_note(measurements: Sequence[Measurement]) -> tuple[str, ...]:
+    """How to add the base model where the evaluations of a block have none."""
+    chosen = evaluated(measurements)
+    if blocks := {item.block for item in chosen} - {item.block for item in chosen if item.method == BASE}:
+        how = "apo evaluate run=FOLDER checkpoint=base, with the other settings of that run's evaluation"
+        return (f"Without the base model: {'; '.join(sorted(blocks))}. To add it: {how}.",)
+    return ()
+
+
+def unevaluated_note(measurements: Sequence[Measurement], only: Sequence[Series] = ()) -> tuple[str, ...]:
+    """The settings that only their runs measured, where others have evaluations: all, or of some models' methods."""
+    done = {(item.model, item.name) for item in evaluated(measurements)}
+    wanted = {(item.head.model, item.head.method) for item in only}
+    trained = (item for item in measurements if item.method != BASE and done)
+    chosen = (item for item in trained if not only or (item.model, item.method) in wanted)
+    left = dict.fromkeys(item.name for item in chosen if (item.model, item.name) not in done)
+    return (f"Not evaluated: {', '.join(left)}. To add one: apo evaluate run=FOLDER.",) if left else ()
