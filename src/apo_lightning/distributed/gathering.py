@@ -55,7 +55,7 @@ class Ranks:
             for tensor in tensors:
                 torch.distributed.broadcast(tensor.detach(), 0)
 
-    def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+    def reduce_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replace each gradient by its mean over all ranks, 0 on one that has none; collective."""
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

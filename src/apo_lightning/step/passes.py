@@ -80,7 +80,7 @@ def minibatch_gradient(
     if not terms:
         for model in trained:
             zero_gradient(model)
-    setup.ranks.average_gradients(own)
+    setup.ranks.reduce_gradients(own)
     norm = clip_grad_norm(setup.policy.model.parameters(), setup.settings.gradient_clip_norm)
     others = [part.clip_gradient(setup.settings.gradient_clip_norm) for part in setup.parts]
     norm = norm if all(map(math.isfinite, others)) else math.nan
