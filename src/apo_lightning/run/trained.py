@@ -41,6 +41,8 @@ class TrainedRun:
     overrides: tuple[str, ...]
     """The run's Hydra overrides, as typed."""
     seed: int
+    temperature: float
+    """Of the run's own samples."""
 
     @classmethod
     def read(cls, folder: Path) -> "TrainedRun":
@@ -60,6 +62,7 @@ class TrainedRun:
             algo=str(hydra.hydra.runtime.choices.algo),
             overrides=tuple(typed),
             seed=int(composed.seed),
+            temperature=float(composed.temperature),
         )
 
     def instantiate(self, node: DictConfig | None, group: str) -> Any:
