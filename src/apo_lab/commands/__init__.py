@@ -23,7 +23,7 @@ REPORT = Command(
 )
 COVERAGE = Command(
     name="coverage",
-    summary="Measure the share of worked solutions in the model's top K tokens.",
+    summary="Share of worked solutions in the model's top K tokens, or the right answers that a run lost.",
     work="apo_lab.commands.coverage:cover",
     config="coverage",
 )

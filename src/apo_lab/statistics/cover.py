@@ -15,7 +15,10 @@ def cover_curve(success: Float[Tensor, "problems"], thresholds: Sequence[float] 
     Its integral over τ in [0, 1] is pass@1, the mean of p(x). Two policies of equal pass@1 differ in where their curve
     lies higher: at small τ where many problems are solved now and then, at large τ where few are solved always.
 
-    Source: arXiv 2510.08325, Cover@τ. Departure: p(x) is exact, where the source has a share of samples.
+    pass@k is its mean with the weight k(1 − τ)^{k−1}, which lies near τ = 0 for large k.
+
+    Source: Dragoi et al. 2025, "Beyond Pass@k: breadth-depth metrics for reasoning boundaries" (arXiv 2510.08325).
+    Departure: p(x) is exact, where the source samples.
 
     Args:
         success: p(x) of each problem, in [0, 1].

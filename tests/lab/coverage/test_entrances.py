@@ -51,12 +51,12 @@ def world(request):
         policy.head_weight.mul_(6)
         base.head_weight.mul_(3)
     puzzle = request.param
-    source = PuzzleSource(puzzle=puzzle, num_train=1, num_validation=3)
-    coverage = EntranceCoverage(name="entrances", base_weights=[0.5, 1], tokens_per_microbatch=64)
+    source = PuzzleSource(puzzle=puzzle, num_train=1, num_validation=5)
+    coverage = EntranceCoverage(name="entrances", base_weights=[0.5, 1], limit=3, tokens_per_microbatch=64)
     before = {name: weight.clone() for name, weight in policy.model.named_parameters()}
     found = coverage.measure(policy, base, source, "{problem}", CARD, temperature=TEMPERATURE)
     assert all(torch.equal(weight, before[name]) for name, weight in policy.model.named_parameters())
-    prompts = held_out_prompts(source, policy.tokenizer, "{problem}")
+    prompts = held_out_prompts(source, policy.tokenizer, "{problem}")[:3]
     return puzzle, prompts, Plain(policy), Plain(base), found, (policy, base)
 
 
@@ -103,7 +103,7 @@ def test_pass_at_k_is_that_of_the_exact_measure_and_the_parts_are_its_change(wor
     exact = ExactCoverage(puzzle, ks=(1, 64))
     for step, (name, of) in enumerate((("policy", policy), ("base", base))):
         found = exact.score(of, prompts, step, tmp_path, temperature=TEMPERATURE)
-        for key in ("pass@1", "pass@64", *(key for key in found if key.startswith("cover@"))):
+        for key in ("pass@1", "pass@64", *(key for key in result.metrics[name] if key.startswith("cover@"))):
             assert result.metrics[name][key] == pytest.approx(found[key], rel=1e-5), key
     difference = result.metrics["policy"]["pass@64"] - result.metrics["base"]["pass@64"]
     assert sum(result.change.values()) == pytest.approx(difference, abs=1e-12)
@@ -145,19 +145,23 @@ LOCKS = "coverage=entrances"
 
 
 def test_the_command_compares_a_run_with_its_base(tmp_path):
-    start_script("train.py", *OF_LOCKS, f"hydra.run.dir={tmp_path}", "optimizer.lr=1e-2").finish()
-    said = start_script("coverage", LOCKS, f"run={tmp_path}", "limit=6", "coverage.base_weights=[0.5]").finish()
+    start_script("train.py", *OF_LOCKS, "temperature=0.8", f"hydra.run.dir={tmp_path}", "optimizer.lr=1e-2").finish()
+    said = start_script("coverage", LOCKS, f"run={tmp_path}", "coverage.base_weights=[0.5]").finish()
     folder = tmp_path / "evaluation" / "coverage_entrances"
     result = json.loads((folder / "entrances.json").read_text())
-    assert (result["puzzle"], result["decision"], result["num_problems"]) == ("locks", "strategy", 6)
+    assert (result["puzzle"], result["decision"], result["num_problems"]) == ("locks", "strategy", 8)
     rows = pd.read_csv(folder / "entrances.csv")
-    assert rows.problem.nunique() == 6
+    assert rows.problem.nunique() == 8
+    # At the run's temperature: what the run itself measured before and after training.
+    logged = [json.loads(line) for line in (tmp_path / "exact" / "metrics.jsonl").read_text().splitlines()]
+    for name, point in zip(("base", "policy"), logged, strict=True):
+        assert result["metrics"][name]["pass@64"] == pytest.approx(point["pass@64"], rel=1e-5)
     lines = (folder / "entrances.md").read_text().splitlines()
     assert sum(line.startswith("## ") for line in lines) == 6
     difference = result["metrics"]["policy"]["pass@64"] - result["metrics"]["base"]["pass@64"]
     assert difference != 0
-    assert rows.filter(like="part_of").sum().sum() / 6 == pytest.approx(difference, abs=1e-12)
-    for text in ("locks, 6 problems", "change of pass@64 [points]", "Cover@τ", "outside", str(folder)):
+    assert rows.filter(like="part_of").sum().sum() / 8 == pytest.approx(difference, abs=1e-12)
+    for text in ("locks, 8 problems", "change of pass@64 [points]", "Cover@τ", "outside", str(folder)):
         assert text in said.replace("\n", "") or text in said
 
 
