@@ -23,7 +23,7 @@ REPORT = Command(
 )
 COVERAGE = Command(
     name="coverage",
-    summary="Share of worked solutions in the model's top K tokens, or the right answers that a run lost.",
+    summary="Solutions in the top K tokens, or the answers a run lost.",
     work="apo_lab.commands.coverage:cover",
     config="coverage",
 )

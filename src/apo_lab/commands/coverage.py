@@ -5,7 +5,7 @@ from pathlib import Path
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from apo_lab.coverage.entrance_records import EntranceResult, entrance_tables
+from apo_lab.coverage.entrance_records import EntranceResult, entrance_page
 from apo_lab.coverage.entrances import EntranceCoverage
 from apo_lab.coverage.oracle import OracleCoverage
 from apo_lab.coverage.records import CoverageResult, recall_table
@@ -58,14 +58,11 @@ def _entrances(coverage: EntranceCoverage, evaluated: EvaluatedPolicy, folder: P
     base = evaluated.load_reference(evaluated.device)
     template, card = evaluated.spec.prompt_template, evaluated.card(sha256, Stage())
     result, entrances = coverage.measure(policy, base, source, template, card, temperature=run.temperature)
-    tables = entrance_tables(result)
+    page = entrance_page(result)
     write_record(folder / "entrances.json", result)
     write_atomically(folder / "entrances.csv", entrances.to_csv(index=False).encode())
-    write_atomically(folder / "entrances.md", "\n".join(table.in_markdown() for table in tables).encode())
-    for table in tables:
-        say("")
-        show(table.on_terminal())
-    say(f"entrances.json, .csv (every entrance) and .md (these tables) are in {folder}")
+    write_atomically(folder / "entrances.md", page.encode())
+    say(f"{page}\nentrances.json, .csv (every entrance) and .md (these tables) are in {folder}")
     return result
 
 

@@ -1,9 +1,7 @@
-"""`entrances.json` as a record, and as tables on the terminal."""
+"""`entrances.json` as a record, and as a page of tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-
-from rich.table import Table
 
 from apo_lightning.evaluation.records import SCHEMA_VERSION, ModelCard
 from apo_lightning.model.fingerprint import versions
@@ -38,84 +36,54 @@ class EntranceResult:
     schema: int = SCHEMA_VERSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextTable:
-    """A table of text, whose first column names the rows."""
-
-    title: str
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def on_terminal(self) -> Table:
-        """For the terminal."""
-        table = Table(title=self.title, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for place, head in enumerate(self.heads):
-            table.add_column(head, justify="right" if place else "left", no_wrap=True)
-        for row in self.rows:
-            table.add_row(*row)
-        return table
-
-    def in_markdown(self) -> str:
-        """For a file."""
-        ruler = ["---", *["--:"] * (len(self.heads) - 1)]
-        lines = [f"| {' | '.join(cells)} |" for cells in (self.heads, ruler, *self.rows)]
-        return "\n".join([f"## {self.title}", "", *lines, ""])
-
-
-def entrance_tables(result: EntranceResult) -> list[TextTable]:
-    """What was lost, also by first decision; shift by place; Cover@τ; averages by part of the model."""
+def entrance_page(result: EntranceResult) -> str:
+    """All tables as aligned Markdown: what was lost, by first decision, shift, Cover@τ, averages."""
     k, metrics = result.k, result.metrics
     cover = [key for key in metrics["base"] if key.startswith("cover@")]
     shown = [key for key in metrics["base"] if key not in cover]
     names = {"base": "base", "policy": "policy", "forced": "policy's skills, base's entrances"}
     parts = {"difference": metrics["policy"][f"pass@{k}"] - metrics["base"][f"pass@{k}"], **result.change}
-    pairs = ("mass", "entered", "forced_pass@1", f"forced_pass@{k}")
-    return [
-        TextTable(
-            title=f"{result.puzzle}, {result.num_problems} problems [%; entered: a number of entrances]",
-            heads=["", *shown],
-            rows=[[names[of], *(_cell(key, values[key]) for key in shown)] for of, values in metrics.items()],
-        ),
-        TextTable(title=f"change of pass@{k} [points]", heads=["", *parts], rows=[["", *map(_points, parts.values())]]),
-        TextTable(
-            title=f"by {result.decision}: entrances, base → policy [%]; parts of the change of pass@{k} [points]",
-            heads=["", "number", *pairs, *result.change],
-            rows=[
-                [
-                    *(str(row["decision"]), str(row["num_entrances"])),
-                    *(f"{_cell(key, row[f'base_{key}'])} → {_cell(key, row[f'policy_{key}'])}" for key in pairs),
-                    *(_points(row[part]) for part in result.change),
-                ]
-                for row in result.decisions
-            ],
-        ),
-        TextTable(
-            title="shift of the next-token distribution, by place from the first decision",
-            heads=["place", "token", "KL [nats]", "total variation"],
-            rows=[
-                [f"{row['place']:+d}", str(row["kind"]), f"{row['kl']:.4f}", f"{row['total_variation']:.4f}"]
-                for row in result.shift
-            ],
-        ),
-        TextTable(
-            title="Cover@τ: problems that one sample solves with a probability of at least τ [%]",
-            heads=["τ", *(key.removeprefix("cover@") for key in cover)],
-            rows=[[of, *(_cell(key, metrics[of][key]) for key in cover)] for of in ("base", "policy")],
-        ),
-        TextTable(
-            title="averages with the base model [%; entered: a number of entrances]",
-            heads=["part", "base's weight", *shown],
-            rows=[
-                [str(row["part"]), f"{row['base_weight']:g}", *(_cell(key, row[key]) for key in shown)]
-                for row in result.averages
-            ],
-        ),
+    pairs = ("mass", f"entered@{k}", "forced_pass@1", f"forced_pass@{k}")
+    whole = [[names[of], *(_cell(key, values[key]) for key in shown)] for of, values in metrics.items()]
+    decisions = [
+        [str(row["decision"]), str(row["num_entrances"])]
+        + [f"{_percent(row[f'base_{key}'])} → {_percent(row[f'policy_{key}'])}" for key in pairs]
+        + [_points(row[part]) for part in result.change]
+        for row in result.decisions
     ]
+    shift = [[f"{r['place']:+}", str(r["kind"]), f"{r['kl']:.4f}", f"{r['total_variation']:.4f}"] for r in result.shift]
+    curve = [[of, *(_percent(metrics[of][key]) for key in cover)] for of in ("base", "policy")]
+    averages = [
+        [str(row["part"]), f"{row['base_weight']:g}", *(_cell(key, row[key]) for key in shown)]
+        for row in result.averages
+    ]
+    of_k = f"change of pass@{k} [points]"
+    tables = (
+        (f"{result.puzzle}, {result.num_problems} problems [%; entered: a number]", ["", *shown], whole),
+        (of_k, [*parts], [[*map(_points, parts.values())]]),
+        (f"by {result.decision}: base → policy [%], {of_k}", ["", "number", *pairs, *result.change], decisions),
+        ("shift by place from the first decision", ["place", "token", "KL [nats]", "total variation"], shift),
+        ("Cover@τ [%]", ["τ", *(key.removeprefix("cover@") for key in cover)], curve),
+        ("averages with the base model [%; entered: a number]", ["part", "base's weight", *shown], averages),
+    )
+    return "\n".join(f"## {title}\n\n{_markdown([heads, *rows])}\n" for title, heads, rows in tables)
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells, the heads first."""
+    widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [" | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    lines.insert(1, " | ".join("-" * (width - 1) + ":" for width in widths))
+    return "\n".join(f"| {line} |" for line in lines)
 
 
 def _cell(name: str, value: str | int | float) -> str:
-    """A share in per cent; a number of entrances as such."""
-    return f"{float(value):.2f}" if name.startswith("entered@") else f"{100 * float(value):.1f}"
+    """A share in per cent, or a number of entrances."""
+    return f"{value:.2f}" if name.startswith("entered@") else _percent(value)
+
+
+def _percent(share: str | int | float) -> str:
+    return f"{100 * float(share):.1f}"
 
 
 def _points(part: str | int | float) -> str:

@@ -9,11 +9,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from apo_lab.coverage.entrance_records import EntranceResult, Row
-from apo_lab.diagnostics.exact_coverage import ListedAnswers, held_out_prompts, list_answers
+from apo_lab.diagnostics.exact_coverage import Listed, held_out_prompts, list_answers
 from apo_lab.puzzles import Puzzle, PuzzleSource
 from apo_lab.statistics.cover import cover_curve
 from apo_lab.statistics.entrances import Change, Entrances, change_of_pass_at_k, distances, weights_within
-from apo_lab.statistics.exact import exact_pass_at_k
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import ModelCard
 from apo_lightning.model.average import PARTS, average, weights_of_part
@@ -29,18 +28,16 @@ class EntranceCoverage:
 
     The problems are a puzzle's held-out ones, all whose right answers are listed. The first decision of an answer is
     its first token of the kind `Puzzle.decision`; an *entrance* is a beginning of a right answer, up to and with it:
-    `C` of the lock answer `C73`, `9*` of `9*5-7+3+1`. A problem has as many as its right answers have beginnings.
-    `Entrances` and `change_of_pass_at_k` define what is measured at them.
+    `C` of the lock answer `C73`, `9*` of `9*5-7+3+1`. `Entrances` and `change_of_pass_at_k` say what is measured there.
 
     The *shift* is the distance of the policy's next-token distribution from the base model's, over the whole
-    vocabulary, by the token's place relative to the first decision. It is a mean over the tree of right answers: the
-    beginnings with so many tokens, each once, weighted by the policy's probability of it, to a sum of 1 in each
+    vocabulary, by the token's place relative to the first decision. At each place it is a mean over the beginnings of
+    right answers with so many tokens, each once, weighted by the policy's probability of it, to a sum of 1 in each
     problem; then over problems. So it is the expected distance on the policy's own beginnings, given that a right
-    answer can still follow. At the first token the condition is empty.
+    answer can still follow; at the first token that is always so.
 
-    Source: "Locked at the Entrance", arXiv 2608.29188, for coverage of entrances, shift by position, forced prefixes
-    and averages of late layers. Departures: everything is exact, where the source samples; the loss is divided between
-    entrance and skill.
+    Source: "Locked at the Entrance", arXiv 2608.29188, for entrances, shift by position, forced prefixes and averages
+    of late layers. Departures: all is exact, and the loss is divided between entrance and skill.
 
     Attributes:
         name: of the preset.
@@ -79,13 +76,8 @@ class EntranceCoverage:
     ) -> tuple[EntranceResult, pd.DataFrame]:
         """Score all right answers under both models and under the averages; the policy's weights are restored.
 
-        `model` is the policy's identity, and `temperature` that of the run's samples.
-
-        Returns the record, and a row for each entrance of each problem with its p(e) and q(e) under both models and
-        its parts in the change of pass@k.
-
-        Raises:
-            ConfigError: as `ExactCoverage`.
+        `model` is the policy's identity, `temperature` that of its samples. Returns the record, and a row for each
+        entrance of each problem with `Entrances.values` and its parts; raises `ConfigError` as `ExactCoverage`.
         """
         prompts = held_out_prompts(source, policy.tokenizer, prompt_template)[: self.limit]
         tree = AnswerTree.of(source.puzzle, list_answers(source.puzzle, prompts, policy, self.tokens_per_microbatch))
@@ -93,18 +85,11 @@ class EntranceCoverage:
         before, after = tree.under(of_base), tree.under(of_policy)
         change = change_of_pass_at_k(before, after, self.k)
         models = {"base": before, "policy": after, "forced": replace(after, mass=before.mass)}
-        entrances = pd.DataFrame(
-            {
-                "problem": [prompts[i].problem for i in tree.problem],
-                "entrance": tree.entrances,
-                "base_mass": before.mass,
-                "policy_mass": after.mass,
-                "base_skill": before.skill,
-                "policy_skill": after.skill,
-                "part_of_entering": change.entering,
-                "part_of_skill": change.skill,
-            }
-        )
+        columns = {"problem": [prompts[i].problem for i in tree.problem], "entrance": tree.entrances}
+        for of in ("base", "policy"):
+            columns |= {f"{of}_{name}": values.numpy() for name, values in models[of].values(self.k).items()}
+        columns |= {"part_of_entering": change.entering.numpy(), "part_of_skill": change.skill.numpy()}
+        entrances = pd.DataFrame(columns)
         result = EntranceResult(
             puzzle=source.puzzle.name,
             decision=source.puzzle.decision,
@@ -114,7 +99,7 @@ class EntranceCoverage:
             num_problems=len(prompts),
             metrics={name: found.metrics(self.k) | cover_curve(found.success) for name, found in models.items()},
             change=change.parts(len(prompts)),
-            decisions=by_decision(entrances, self.k, len(prompts)),
+            decisions=by_decision(entrances, len(prompts)),
             shift=tree.shift(policy, base, of_policy, temperature),
             averages=self._averages(tree, policy, base, temperature),
         )
@@ -138,7 +123,7 @@ class EntranceCoverage:
 class AnswerTree:
     """The right answers of some prompts: their entrances, and their nodes, which are all that they begin with."""
 
-    listed: ListedAnswers
+    listed: Listed
     problem: Int[Tensor, "entrances"]
     """The index of each entrance's prompt."""
     entrances: list[str]
@@ -157,7 +142,7 @@ class AnswerTree:
     """The place of that token, 0 for the first decision."""
 
     @classmethod
-    def of(cls, puzzle: Puzzle, listed: ListedAnswers) -> "AnswerTree":
+    def of(cls, puzzle: Puzzle, listed: Listed) -> "AnswerTree":
         """Build the tree of listed answers, in their order."""
         flat = [(i, answer) for i, of_prompt in enumerate(listed.answers) for answer in of_prompt]
         is_behind = torch.zeros(len(listed.owner), dtype=torch.bool)
@@ -228,36 +213,26 @@ class AnswerTree:
         starts = torch.nn.functional.pad(self.listed.owner.diff(), (1, 0), value=1) > 0
         before = logprobs.cumsum(0) - logprobs  # less those of earlier answers, the log-prob of a token's node
         before = (before - before[starts][self.listed.owner])[self.token]
-        cells, cell = torch.stack([self.place, self.problem_of_node]).unique(dim=1, return_inverse=True)
-        weighted = weights_within(cell, before)[:, None] * measured[self.token]
-        of_cell = torch.zeros(cells.shape[1], 2, dtype=torch.float64).index_add_(0, cell, weighted)
+        of_problem = torch.stack([self.place, self.problem_of_node]).unique(dim=1, return_inverse=True)[1]
+        nodes = pd.DataFrame(measured[self.token].numpy(), columns=pd.Index(["kl", "total_variation"]))
+        nodes = nodes.mul(weights_within(of_problem, before), axis=0).assign(problem=of_problem.numpy())
+        nodes["kind"] = [self.listed.kinds[token] for token in self.token]
         rows: list[Row] = []
-        for place in cells[0].unique().tolist():
-            kl, variation = of_cell[cells[0] == place].mean(0).tolist()
-            kinds = dict.fromkeys(self.listed.kinds[token] for token in self.token[self.place == place])
-            rows.append({"place": place, "kind": ", ".join(kinds), "kl": kl, "total_variation": variation})
+        for place, group in nodes.groupby(self.place.tolist()):
+            means = {
+                name: float(group[name].to_numpy().sum()) / group.problem.nunique()
+                for name in ("kl", "total_variation")
+            }
+            rows.append({"place": int(str(place)), "kind": ", ".join(group.kind.unique()), **means})
         return rows
 
 
-def by_decision(entrances: pd.DataFrame, k: int, num_problems: int) -> list[Row]:
-    """Entrances by their last token, the first decision: a row each, with means over its entrances.
-
-    `locked`, `opened`, `forgotten` and `learnt` are sums over its entrances as means over all problems.
-    """
+def by_decision(entrances: pd.DataFrame, num_problems: int) -> list[Row]:
+    """A row for each first decision: means over its entrances, and `Change.parts` of them."""
     rows: list[Row] = []
-    for decision, group in entrances.groupby(entrances.entrance.str[-1], sort=True):
-        values = {name: torch.tensor(group[name].to_numpy()) for name in group.columns[2:]}
-        means = {
-            f"{of}_{name}": found.mean().item()
-            for of in ("base", "policy")
-            for name, found in {
-                "mass": values[f"{of}_mass"],
-                "entered": exact_pass_at_k(values[f"{of}_mass"], k),
-                "forced_pass@1": values[f"{of}_skill"],
-                f"forced_pass@{k}": exact_pass_at_k(values[f"{of}_skill"], k),
-            }.items()
-        }
-        change = Change(entering=values["part_of_entering"], skill=values["part_of_skill"])
-        parts = change.parts(num_problems)
+    for decision, group in entrances.groupby(entrances.entrance.str[-1]):
+        entering, skill = (torch.tensor(group[f"part_of_{name}"].to_numpy()) for name in ("entering", "skill"))
+        parts = Change(entering=entering, skill=skill).parts(num_problems)
+        means = {str(name): float(group[name].to_numpy().mean()) for name in group.columns[2:-2]}
         rows.append({"decision": str(decision), "num_entrances": len(group), **means, **parts})
     return rows

@@ -59,7 +59,7 @@ class ExactCoverage(StepCallback):
         self.puzzle = puzzle
         self.ks = tuple(ks)
         self.tokens_per_microbatch = tokens_per_microbatch
-        self._listed: ListedAnswers | None = None
+        self._listed: Listed | None = None
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Score the policy that has just been validated."""
@@ -103,12 +103,7 @@ class ExactCoverage(StepCallback):
         return metrics
 
     def _write(
-        self,
-        folder: Path,
-        step: int,
-        listed: "ListedAnswers",
-        logprobs: Float[Tensor, "answers"],
-        metrics: dict[str, float],
+        self, folder: Path, step: int, listed: "Listed", logprobs: Float[Tensor, "answers"], metrics: dict[str, float]
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         listing = folder / "answers.json"
@@ -133,7 +128,7 @@ class ExactCoverage(StepCallback):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListedAnswers:
+class Listed:
     """All answers of some prompts, packed for scoring; the same at every evaluation point."""
 
     prompts: tuple[Prompt, ...]
@@ -165,9 +160,7 @@ def _record(path: Path, step: int, metrics: Mapping[str, float]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in lines))
 
 
-def list_answers(
-    puzzle: Puzzle, prompts: Sequence[Prompt], policy: Policy, tokens_per_microbatch: int
-) -> ListedAnswers:
+def list_answers(puzzle: Puzzle, prompts: Sequence[Prompt], policy: Policy, tokens_per_microbatch: int) -> Listed:
     """List all answers of the prompts under the policy's tokenizer; raises `ConfigError` as `ExactCoverage`."""
     tokenizer = policy.tokenizer
     end = tokenizer.eos_token_id
@@ -194,7 +187,7 @@ def list_answers(
         owners=tuple(i for i, _ in flat),
     )
     places = {strategy: place for place, strategy in enumerate(puzzle.strategies)}
-    return ListedAnswers(
+    return Listed(
         prompts=tuple(prompts),
         answers=answers,
         scores=AnswerScores(

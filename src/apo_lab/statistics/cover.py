@@ -10,19 +10,13 @@ THRESHOLDS = (0.001, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)
 
 
 def cover_curve(success: Float[Tensor, "problems"], thresholds: Sequence[float] = THRESHOLDS) -> dict[str, float]:
-    """`cover@τ` for each τ: the share of problems with p(x) ≥ τ, in [0, 1]; it falls with τ.
+    """`cover@τ` for each τ in (0, 1]: the share of problems with p(x) ≥ τ, in [0, 1]; it falls with τ.
 
-    Its integral over τ in [0, 1] is pass@1, the mean of p(x). Two policies of equal pass@1 differ in where their curve
-    lies higher: at small τ where many problems are solved now and then, at large τ where few are solved always.
-
-    pass@k is its mean with the weight k(1 − τ)^{k−1}, which lies near τ = 0 for large k.
+    Its integral over τ is pass@1, the mean of p(x). pass@k is its mean with the weight k(1 − τ)^{k−1}, which lies near
+    τ = 0 for large k.
 
     Source: Dragoi et al. 2025, "Beyond Pass@k: breadth-depth metrics for reasoning boundaries" (arXiv 2510.08325).
     Departure: p(x) is exact, where the source samples.
-
-    Args:
-        success: p(x) of each problem, in [0, 1].
-        thresholds: the τ, in (0, 1].
 
     Example:
         >>> import torch

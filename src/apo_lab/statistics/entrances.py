@@ -34,21 +34,27 @@ class Entrances:
         """s = Σ_e p(e)·q(e) in [0, 1], the probability that one sample is right."""
         return self.summed(self.mass * self.skill).clamp(max=1.0)  # rounding can lift it above 1
 
-    def metrics(self, k: int) -> dict[str, float]:
-        """What k samples of a problem find.
+    def values(self, k: int) -> dict[str, Float[Tensor, "entrances"]]:
+        """Of each entrance: `mass`, p(e); `entered@k`, 1 − (1 − p)^k; `forced_pass@1`, q(e), and `forced_pass@k`."""
+        return {
+            "mass": self.mass,
+            f"entered@{k}": exact_pass_at_k(self.mass, k),
+            "forced_pass@1": self.skill,
+            f"forced_pass@{k}": exact_pass_at_k(self.skill, k),
+        }
 
-        Returns:
-            `pass@1` and `pass@k`; `entrances`, Σ_e p(e), the mass of all entrances, and `entered@k`,
-            Σ_e 1 − (1 − p(e))^k, the expected number of entrances that k samples take, both as means over problems;
-            `forced_pass@1`, q(e), and `forced_pass@k`, 1 − (1 − q(e))^k, as means over all entrances.
+    def metrics(self, k: int) -> dict[str, float]:
+        """`pass@1` and `pass@k`; sums of `mass` and `entered@k` over a problem's entrances; the mean forced pass@k.
+
+        All are means over problems but the last two, which are means over entrances. The sum of `entered@k` is the
+        expected number of entrances that k samples take.
         """
+        values = self.values(k)
         return {
             "pass@1": self.success.mean().item(),
             f"pass@{k}": exact_pass_at_k(self.success, k).mean().item(),
-            "entrances": self.summed(self.mass).mean().item(),
-            f"entered@{k}": self.summed(exact_pass_at_k(self.mass, k)).mean().item(),
-            "forced_pass@1": self.skill.mean().item(),
-            f"forced_pass@{k}": exact_pass_at_k(self.skill, k).mean().item(),
+            **{name: values[name].sum().item() / self.num_problems for name in ("mass", f"entered@{k}")},
+            **{name: values[name].mean().item() for name in ("forced_pass@1", f"forced_pass@{k}")},
         }
 
 
@@ -63,9 +69,11 @@ class Change:
 
     def parts(self, num_problems: int) -> dict[str, float]:
         """`locked`, `opened`, `forgotten` and `learnt`, sums over entrances as means over problems; signed."""
-        signed = {"locked": -self.entering, "opened": self.entering, "forgotten": -self.skill, "learnt": self.skill}
-        signs = {"locked": -1, "opened": 1, "forgotten": -1, "learnt": 1}
-        return {name: signs[name] * part.clamp(min=0).sum().item() / num_problems for name, part in signed.items()}
+        found = {}
+        for loss, gain, part in (("locked", "opened", self.entering), ("forgotten", "learnt", self.skill)):
+            found[loss] = part.clamp(max=0).sum().item() / num_problems
+            found[gain] = part.clamp(min=0).sum().item() / num_problems
+        return found
 
 
 def change_of_pass_at_k(before: Entrances, after: Entrances, k: int) -> Change:
@@ -78,24 +86,20 @@ def change_of_pass_at_k(before: Entrances, after: Entrances, k: int) -> Change:
     Their sum over entrances is V(after) − V(before): it is the integral of V along the line. The integrands are
     polynomials in t of degree 2k − 1, so k Gauss–Legendre nodes integrate them without error but rounding.
 
-    This is Aumann and Shapley's division. It treats all p(e) and q(e) alike and depends on no order, and a value that
-    does not change has no part: where only masses change nothing is forgotten, where only skills change nothing is
-    locked. Shapley's division between p and q as two wholes has these properties too, with the same sums at k = 1, but
-    names no entrance; one with a player for each value has (2E)! orders.
+    This is Aumann and Shapley's division. It treats all p(e) and q(e) alike, depends on no order, and gives a value
+    that does not change no part: where only masses change nothing is forgotten, where only skills change nothing is
+    locked. Shapley's division between p and q as two wholes has this too, with the same sums at k = 1, but names no
+    entrance.
 
     Where p(e) and q(e) both fall, each part counts at the other's level on the way. Where a problem gains at one
     entrance and loses at another, both are reported: after a move of mass from A to B with equal skills, A is locked by
-    what B is opened by, and pass@k has not changed. Read the sum of locked and opened for the effect on pass@k, and the
-    two apart for how much was moved. A skill behind the entrance may itself be lost at a later decision: forgotten is
-    all that the first decision does not explain.
+    what B is opened by, and pass@k has not changed. Their sum is the effect on pass@k, the two apart are how much was
+    moved. A skill may itself be lost at a later decision: forgotten is all that the first one does not explain.
+
+    `before` and `after` have the same entrances in the same order.
 
     Source: Aumann and Shapley 1974, "Values of non-atomic games"; as a division among variables Friedman and Moulin
     1999, "Three methods to share joint costs or surplus".
-
-    Args:
-        before: the base model's entrances.
-        after: the policy's, the same ones in the same order.
-        k: number of samples, at least 1.
 
     Example:
         One entrance, k = 1: Δp·(q₀ + q₁)/2 and Δq·(p₀ + p₁)/2.

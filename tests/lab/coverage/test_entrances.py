@@ -72,7 +72,7 @@ def test_masses_and_skills_are_those_of_a_forced_policy(world):
                 for place, of in enumerate((base, policy)):
                     row[2 + place] += of.logprob(prompt, answer.text, len(entrance), ends=True).exp().item()
     assert [*zip(rows.problem, rows.entrance, strict=True)] == [*expected]
-    for place, name in enumerate(("base_mass", "policy_mass", "base_skill", "policy_skill")):
+    for place, name in enumerate(("base_mass", "policy_mass", "base_forced_pass@1", "policy_forced_pass@1")):
         assert rows[name].tolist() == pytest.approx([row[place] for row in expected.values()], rel=2e-4)
 
 

@@ -39,7 +39,7 @@ def test_a_locked_entrance_and_a_forgotten_skill_are_told_apart():
     # By hand: a sample of problem 0 enters with 0.001, the forced policy is right with 1/2.
     metrics = after.metrics(64)
     assert metrics["entered@64"] == pytest.approx((1 - 0.999**64 + 1 - 0.6**64) / 2)
-    assert metrics["entrances"] == pytest.approx(0.401 / 2)
+    assert metrics["mass"] == pytest.approx(0.401 / 2)
     assert (metrics["pass@1"], metrics["forced_pass@1"]) == pytest.approx((0.0005 / 2, 0.25))
     assert metrics["forced_pass@64"] == pytest.approx(0.5)
 
