@@ -23,7 +23,7 @@ REPORT = Command(
 )
 COVERAGE = Command(
     name="coverage",
-    summary="Measure the share of worked solutions in the model's top K tokens.",
+    summary="Solutions in the top K tokens, or the answers a run lost.",
     work="apo_lab.commands.coverage:cover",
     config="coverage",
 )

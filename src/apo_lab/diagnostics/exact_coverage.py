@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from apo_lab.puzzles import ListedAnswer, Puzzle, PuzzleSource
+from apo_lab.statistics.cover import cover_curve
 from apo_lab.statistics.exact import AnswerScores, exact_metrics, means_by_kind
 from apo_lightning.callbacks import StepCallback
 from apo_lightning.common.console import say
@@ -36,8 +37,8 @@ class ExactCoverage(StepCallback):
     p(x) is the expectation of the puzzle's reward. An answer includes its end of sequence: a completion that is cut off
     has more tokens than any valid answer, each at least one character (see `Puzzle`), so it is never right.
 
-    Logs the values of `exact_metrics` as `exact/…` and, for each kind of token, `exact/entropy/<kind>` and
-    `exact/max_prob/<kind>`. Tokens are weighted by the policy's probability of their answer.
+    Logs the values of `exact_metrics` and `cover_curve` as `exact/…` and, for each kind of token,
+    `exact/entropy/<kind>` and `exact/max_prob/<kind>`. Tokens are weighted by the policy's probability of their answer.
 
     All held-out problems are scored, also where `trainer.limit_val_batches` limits those that are sampled.
 
@@ -58,7 +59,7 @@ class ExactCoverage(StepCallback):
         self.puzzle = puzzle
         self.ks = tuple(ks)
         self.tokens_per_microbatch = tokens_per_microbatch
-        self._listed: _Listed | None = None
+        self._listed: Listed | None = None
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Score the policy that has just been validated."""
@@ -89,24 +90,20 @@ class ExactCoverage(StepCallback):
     ) -> dict[str, float]:
         """Score all listed answers, write the files, and return the metrics without their prefix."""
         if self._listed is None or self._listed.prompts != tuple(prompts):
-            self._listed = _list_answers(self.puzzle, prompts, policy, self.tokens_per_microbatch)
+            self._listed = list_answers(self.puzzle, prompts, policy, self.tokens_per_microbatch)
         listed = self._listed
-        columns = torch.zeros(len(listed.owner), 3, dtype=torch.float64)
-        for microbatch in listed.microbatches:
-            statistics = policy(microbatch, temperature=temperature)
-            parts = (statistics.logprobs, statistics.entropy, statistics.max_prob)
-            columns[microbatch.token_index.cpu()] = torch.stack(parts, dim=1).double().cpu()
-        of_tokens, entropy, max_prob = columns.unbind(1)
+        of_tokens, entropy, max_prob = listed.statistics(policy, temperature=temperature).unbind(1)
         by_token = {"entropy": entropy, "max_prob": max_prob}
         logprobs = torch.zeros_like(listed.scores.logprobs).index_add_(0, listed.owner, of_tokens)
-        metrics = exact_metrics(replace(listed.scores, logprobs=logprobs), self.ks)
+        scores = replace(listed.scores, logprobs=logprobs)
+        metrics = exact_metrics(scores, self.ks) | cover_curve(scores.success)
         metrics |= means_by_kind(listed.kinds, by_token, logprobs.exp()[listed.owner])
         if process_rank() == 0:
             self._write(folder, step, listed, logprobs, metrics)
         return metrics
 
     def _write(
-        self, folder: Path, step: int, listed: "_Listed", logprobs: Float[Tensor, "answers"], metrics: dict[str, float]
+        self, folder: Path, step: int, listed: "Listed", logprobs: Float[Tensor, "answers"], metrics: dict[str, float]
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         listing = folder / "answers.json"
@@ -131,7 +128,7 @@ class ExactCoverage(StepCallback):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Listed:
+class Listed:
     """All answers of some prompts, packed for scoring; the same at every evaluation point."""
 
     prompts: tuple[Prompt, ...]
@@ -145,6 +142,16 @@ class _Listed:
     """The index of each token's answer."""
     microbatches: list[Microbatch]
 
+    @torch.no_grad()
+    def statistics(self, policy: Policy, *, temperature: float) -> Float[Tensor, "tokens 3"]:
+        """Log-prob [nats], entropy [nats] and largest probability at every token, by one forward pass."""
+        columns = torch.zeros(len(self.owner), 3, dtype=torch.float64)
+        for microbatch in self.microbatches:
+            found = policy(microbatch, temperature=temperature)
+            parts = (found.logprobs, found.entropy, found.max_prob)
+            columns[microbatch.token_index.cpu()] = torch.stack(parts, dim=1).double().cpu()
+        return columns
+
 
 def _record(path: Path, step: int, metrics: Mapping[str, float]) -> None:
     """Add the line of a step; lines from this step on, which a resumed run repeats, are replaced."""
@@ -153,7 +160,8 @@ def _record(path: Path, step: int, metrics: Mapping[str, float]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in lines))
 
 
-def _list_answers(puzzle: Puzzle, prompts: Sequence[Prompt], policy: Policy, tokens_per_microbatch: int) -> _Listed:
+def list_answers(puzzle: Puzzle, prompts: Sequence[Prompt], policy: Policy, tokens_per_microbatch: int) -> Listed:
+    """List all answers of the prompts under the policy's tokenizer; raises `ConfigError` as `ExactCoverage`."""
     tokenizer = policy.tokenizer
     end = tokenizer.eos_token_id
     assert isinstance(end, int)
@@ -179,7 +187,7 @@ def _list_answers(puzzle: Puzzle, prompts: Sequence[Prompt], policy: Policy, tok
         owners=tuple(i for i, _ in flat),
     )
     places = {strategy: place for place, strategy in enumerate(puzzle.strategies)}
-    return _Listed(
+    return Listed(
         prompts=tuple(prompts),
         answers=answers,
         scores=AnswerScores(

@@ -22,8 +22,8 @@ from apo_lab.laboratory.published import COST, KEY, POINT, Rows
 from apo_lab.statistics.passage import passage_leave_one_block_out
 from apo_lab.statistics.paths import BlockValues, last_leave_one_block_out, leave_one_block_out
 from apo_lightning.common.files import to_json, write_atomically
+from apo_lightning.model.average import average
 from apo_lightning.model.policy import Policy
-from apo_lightning.parts.averaging import average
 
 
 def measure_averages(cfg: DictConfig, last: Path, base_weights: Sequence[float], folder: Path) -> None:

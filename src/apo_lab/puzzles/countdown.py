@@ -45,6 +45,7 @@ class Countdown:
     min_strategies: int = 2
 
     name = "countdown"
+    decision = "operator"
 
     def __post_init__(self) -> None:
         if not 2 <= self.num_numbers <= 5:

@@ -41,6 +41,7 @@ class Divisors:
     max_smallest: int = 13
 
     name = "divisors"
+    decision = "digit"
     max_prompt_tokens = 4
     max_completion_tokens = 5
 

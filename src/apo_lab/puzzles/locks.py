@@ -61,6 +61,7 @@ class Locks:
     """Probability that a digit is right in a demonstration."""
 
     name = "locks"
+    decision = "strategy"
     strategies: ClassVar[Sequence[str]] = tuple(STRATEGIES)
     max_prompt_tokens = KEY_DIGITS + 2
     max_completion_tokens = 4

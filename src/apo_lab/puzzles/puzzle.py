@@ -39,6 +39,11 @@ class Puzzle(Protocol):
         ...
 
     @property
+    def decision(self) -> str:
+        """The kind of token (see `kinds`) whose first one in an answer is its first decision."""
+        ...
+
+    @property
     def max_prompt_tokens(self) -> int:
         """Length of the longest problem [characters]."""
         ...

@@ -20,7 +20,7 @@ from apo_lightning.checkpoints.tensors import load_tensors
 from apo_lightning.common.console import progress_bars_hidden, quiet_libraries, say
 from apo_lightning.common.files import publish_folder
 from apo_lightning.errors import ConfigError
-from apo_lightning.model.average import average
+from apo_lightning.model.average import PARTS, average, weights_of_part
 from apo_lightning.model.policy import Policy
 from apo_lightning.parts.averaging import base_weights
 from apo_lightning.run.sources import model_source
@@ -33,14 +33,18 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def export(cfg: DictConfig) -> Path:
     """Load a checkpoint into the run's model, write the model, and return its folder; raises `ConfigError`.
 
-    With w = `average_with_base` above 0 the weights are (1 − w)·θ + w·θ_base, of the checkpoint and the model before
-    training.
+    With w = `average_with_base` above 0 the weights of `average_part` are (1 − w)·θ + w·θ_base, of the checkpoint and
+    the model before training.
 
     Source: Wortsman et al. 2022, "Robust fine-tuning of zero-shot models" (arXiv 2109.01903), Eq. 1.
     """
     check_values(cfg, {"average_with_base": float})
     if not 0 <= cfg.average_with_base <= 1:
         raise ConfigError(f"average_with_base is {cfg.average_with_base}: give the base's weight, from 0 to 1")
+    if cfg.average_part not in PARTS:
+        raise ConfigError(f"average_part is {cfg.average_part}: choose {', '.join(PARTS)}")
+    if cfg.average_part != "all" and not cfg.average_with_base:
+        raise ConfigError(f"average_part is {cfg.average_part}, but average_with_base is 0: give it the base's weight")
     if cfg.dtype not in DTYPES:
         raise ConfigError(f"dtype is {cfg.dtype}: choose {' or '.join(DTYPES)}")
     run = TrainedRun.read(Path(str(cfg.run)))
@@ -55,8 +59,11 @@ def export(cfg: DictConfig) -> Path:
     if run.lora is not None or cfg.average_with_base:  # else the checkpoint has every weight
         require_same_sources(checkpoint, model_source(run.instantiate(run.reference, "model").check_weights()))
     base = base_weights(policy.model) if cfg.average_with_base else {}
+    part = weights_of_part(base, cfg.average_part, policy.model.config.num_hidden_layers)
+    if base and not part:
+        raise ConfigError(f"average_part is {cfg.average_part}, and no trained weight lies there: choose another part")
     load_tensors(policy_tensors(policy), checkpoint.folder / TENSORS)
-    average(dict(policy.model.named_parameters()), base, cfg.average_with_base)
+    average(dict(policy.model.named_parameters()), part, cfg.average_with_base)
     _write(policy, to, cfg.dtype)
     say(f"{checkpoint.folder.name} of {cfg.run} is in {to}")
     return to

@@ -43,6 +43,8 @@ class TrainedRun:
     seed: int
     engine: str
     """The run's `engine=`."""
+    temperature: float
+    """Of the run's own samples."""
 
     @classmethod
     def read(cls, folder: Path) -> "TrainedRun":
@@ -63,6 +65,7 @@ class TrainedRun:
             overrides=tuple(typed),
             seed=int(composed.seed),
             engine=str(hydra.hydra.runtime.choices.get("engine", "auto")),
+            temperature=float(composed.temperature),
         )
 
     def instantiate(self, node: DictConfig | None, group: str) -> Any:

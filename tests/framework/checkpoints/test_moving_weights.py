@@ -145,8 +145,9 @@ def test_a_checkpoint_is_averaged_with_the_base(policy, tmp_path):
     run = tmp_path / "run"
     run_train(run, *SETTINGS, f"policy={policy}", "trainer.max_steps=1", "callbacks=quiet")
 
-    def averaged(weight):
-        options = (f"average_with_base={weight}", f"to={tmp_path / str(weight)}")
+    def averaged(weight, *of_part):
+        to = tmp_path / "_".join([str(weight), *of_part])
+        options = (f"average_with_base={weight}", f"to='{to}'", *of_part)
         return export(composed(f"run={run}", *options, config_name="export"))
 
     folders = [averaged(weight) for weight in (0, 0.25, 1)]
@@ -160,6 +161,15 @@ def test_a_checkpoint_is_averaged_with_the_base(policy, tmp_path):
     spec = composed(f"run={run}", config_name="evaluate")
     initial = find_evaluated_policy(spec, []).load_reference(torch.device("cpu")).model.state_dict()
     assert all(torch.equal(base[name], weight) for name, weight in initial.items())
-    for weight, message in ((1.5, r"average_with_base is 1\.5"), (0, "exists")):
+    late = AutoModelForCausalLM.from_pretrained(averaged(1, "average_part=last")).state_dict()
+    for name, weight in late.items():
+        assert torch.equal(weight, (base if ".layers.1." in name else last)[name]), name
+    for weight, options, message in (
+        (1.5, (), r"average_with_base is 1\.5"),
+        (0, (), "exists"),
+        (0.5, ("average_part=late",), "average_part is late: choose all, first, middle, last, outside"),
+        (0.0, ("average_part=last",), "average_part is last, but average_with_base is 0"),
+        (0.5, ("average_part=middle",), "average_part is middle, and no trained weight lies there"),
+    ):
         with pytest.raises(ConfigError, match=message):
-            averaged(weight)
+            averaged(weight, *options)
