@@ -31,7 +31,14 @@ def folder(tmp_path, monkeypatch):
 
 def write_run(folder, reward=REWARD, **source):
     data = {"_target_": "apo_lightning.data.DatasetSource", "name": "mine", "path": "mine.jsonl", **SOURCE, **source}
-    cfg = {"model": composed("model=tiny").model, "data": data, "reward": reward, "policy": {"lora": None}, "seed": 1}
+    cfg = {
+        "model": composed("model=tiny").model,
+        "data": data,
+        "reward": reward,
+        "policy": {"lora": None},
+        "seed": 1,
+        "temperature": 1.0,
+    }
     (folder / ".hydra").mkdir(parents=True, exist_ok=True)
     chosen = {"hydra": {"runtime": {"choices": {"algo": "apo"}}}}
     for name, node in (("config", cfg), ("hydra", chosen), ("overrides", [])):
