@@ -30,7 +30,7 @@ def base_model(tmp_path, monkeypatch):
 
 def miniature(folder: Path, *overrides: str) -> list[str]:
     """A small list, of training, evaluations and coverage; `overrides` are added to those of training."""
-    own = ["trainer.max_steps=4", "checkpoint.save_every=1", *overrides]
+    own = ["trainer.max_steps=4", "checkpoint.save_every=1", "data.num_validation=16", *overrides]
     standard = composed("cells=miniature", config_name="paper")
     (folder / "solutions.jsonl").write_text('{"problem": "q407913:", "solution": "C73"}\n' * 3)
     return [
@@ -39,7 +39,7 @@ def miniature(folder: Path, *overrides: str) -> list[str]:
         "distribution_of=[]",  # evaluations with other settings
         "seeds=[1]",
         listed("overrides", *standard.overrides, *own),
-        listed("evaluate_overrides", *standard.evaluate_overrides, "benchmark.locks.limit=16"),
+        listed("evaluate_overrides", *standard.evaluate_overrides, "benchmark.locks.limit=16", "benchmark.locks.num_samples=8"),
         "coverage_of=[lab_locks]",
         listed("coverage_overrides", *standard.coverage_overrides, f"coverage.path={folder}/solutions.jsonl"),
         f"output_dir={folder}/paper",
