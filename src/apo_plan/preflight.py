@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from rich.console import Group, RenderableType
 
 from apo_lightning.common.console import quiet_libraries, say, show
+from apo_lightning.data.sources import DatasetSource
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.tokenizer import character_tokenizer
 from apo_lightning.run.checks import check_share, check_steps
@@ -111,9 +112,8 @@ def _problem_findings(cfg: DictConfig) -> list[Finding]:
         tokenizer, template = character_tokenizer(), "{problem}"
         with _errors_to(findings):
             tokenizer, template = model.load_tokenizer(), model.prompt_template
-        if template == "{problem}":
-            unlimited = instantiate(cfg.data, max_prompt_tokens=sys.maxsize)
-            algorithm = replace(algorithm, source=unlimited)
+        if template == "{problem}" and isinstance(algorithm.source, DatasetSource):
+            algorithm = replace(algorithm, source=replace(algorithm.source, max_prompt_tokens=sys.maxsize))
         with contextlib.closing(algorithm.reward):
             check_reward(algorithm, read_data(algorithm, tokenizer, template, cfg.seed))
     return findings

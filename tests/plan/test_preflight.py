@@ -79,6 +79,8 @@ def test_a_model_that_cannot_be_had_is_one_line_and_the_rest_is_still_checked(tm
         (sizes, ("minibatch is 1", "max_steps is 0")),
         (no_data, ("data file /no/such.jsonl does not exist",)),
         (no_reward, ("reward interrupting.breaks_at_once failed: MemoryError",)),
+        (("data=locks", "reward=puzzle"), ()),
+        (("data=arithmetic", "data.num_validation=4", "data.max_operand=20"), ()),
     ):
         assert preflight(composed(*missing, "trainer=fsdp_cpu2", *wrong), tmp_path) == 1
         errors = [line for line in capsys.readouterr().out.splitlines() if line.startswith("error: ")]

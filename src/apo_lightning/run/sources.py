@@ -52,8 +52,8 @@ def code_fingerprints(config: Any) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for target in {value for key, value in flatten(config).items() if key.rpartition(".")[2] == "_target_"}:
-        file = Path(inspect.getsourcefile(inspect.unwrap(get_object(str(target)))) or "").resolve()
-        is_own = file.is_relative_to(Path.cwd()) and "site-packages" not in file.parts
+        file = Path(getattr(inspect.getmodule(get_object(str(target))), "__file__", None) or "/").resolve()
+        is_own = file.is_relative_to(Path.cwd()) and file.is_file() and "site-packages" not in file.parts
         if is_own and not file.is_relative_to(Path(__file__).parents[2]):
             found[f"{CODE} {file.relative_to(Path.cwd())}"] = hashlib.sha256(file.read_bytes()).hexdigest()
     return dict(sorted(found.items()))

@@ -139,7 +139,7 @@ def test_code_of_ones_own_may_change_and_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(tmp_path)
     code, text = (
         tmp_path / "own_code_of_a_run.py",
-        "def judge(completions, **_):\n    return [float(bool(c)) for c in completions]\n",
+        "class Judge:\n    def __call__(self, completions, **_):\n        return [float(bool(c)) for c in completions]\n\n\njudge = Judge()\n",
     )
     judge = ("reward=callable", "reward.function._target_=own_code_of_a_run.judge", "reward.format=text")
     own = (*judge, "checkpoint.save_every=1", "data.num_validation=0")

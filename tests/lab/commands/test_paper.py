@@ -39,7 +39,12 @@ def miniature(folder: Path, *overrides: str) -> list[str]:
         "distribution_of=[]",  # evaluations with other settings
         "seeds=[1]",
         listed("overrides", *standard.overrides, *own),
-        listed("evaluate_overrides", *standard.evaluate_overrides, "benchmark.locks.limit=16", "benchmark.locks.num_samples=8"),
+        listed(
+            "evaluate_overrides",
+            *standard.evaluate_overrides,
+            "benchmark.locks.limit=16",
+            "benchmark.locks.num_samples=8",
+        ),
         "coverage_of=[lab_locks]",
         listed("coverage_overrides", *standard.coverage_overrides, f"coverage.path={folder}/solutions.jsonl"),
         f"output_dir={folder}/paper",
