@@ -137,10 +137,9 @@ def test_an_export_that_fails_costs_no_checkpoint_and_resuming_makes_up_for_it(p
 def test_code_of_ones_own_may_change_and_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    code, text = (
-        tmp_path / "own_code_of_a_run.py",
-        "class Judge:\n    def __call__(self, completions, **_):\n        return [float(bool(c)) for c in completions]\n\n\njudge = Judge()\n",
-    )
+    code = tmp_path / "own_code_of_a_run.py"
+    method = "def __call__(self, completions, **_):\n        return [float(bool(c)) for c in completions]"
+    text = f"class Judge:\n    {method}\n\n\njudge = Judge()\n"  # an object, whose module has the file
     judge = ("reward=callable", "reward.function._target_=own_code_of_a_run.judge", "reward.format=text")
     own = (*judge, "checkpoint.save_every=1", "data.num_validation=0")
     for comment, steps in (("", 1), ("", 2), ("# mended\n", 3)):
