@@ -130,8 +130,11 @@ def loss_and_gradient(settings: Mapping[str, Any], token: Token) -> tuple[float,
         loss += settings["kl_coef"] * abs(raw)
         sign = (raw > 0) - (raw < 0)
         gradient = [g + settings["kl_coef"] * sign * d for g, d in zip(gradient, dlogp_y, strict=True)]
-    spared = kind == "CorrectOnlyKL" and not token.is_correct
-    if "error_only" in settings and not spared and not (settings["error_only"] and a >= 0):
+    if kind == "CorrectOnlyKL":
+        is_penalised = token.is_correct
+    else:
+        is_penalised = "error_only" in settings and (a < 0 or not settings["error_only"])
+    if is_penalised:
         value, dkl = divergence(settings, token, logp, p, dlogp_y)
         loss += settings["kl_coef"] * value
         gradient = [g + settings["kl_coef"] * d for g, d in zip(gradient, dkl, strict=True)]
