@@ -3,6 +3,7 @@
 MINIATURE = """
 margin: 0.02
 base_weights: [0.5]
+part_weights: [1.0, 0.5]
 worlds:
   small:
     family: locks
@@ -20,6 +21,7 @@ stages:
   main:
     methods: all
     average: true
+    averaged_by_part: [grpo]
     seeds: {small: [1]}
     arms: {grpo: [algo=grpo]}
   parts:

@@ -3,11 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from apo_lab.diagnostics.answer_tree import Row
 from apo_lightning.evaluation.records import SCHEMA_VERSION, ModelCard
 from apo_lightning.model.fingerprint import versions
-
-Row = Mapping[str, str | int | float]
-"""A row of a table, by column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,21 +5,17 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
-from apo_lab.coverage.entrance_records import EntranceResult, Row
-from apo_lab.diagnostics.exact_coverage import Listed, held_out_prompts, list_answers
-from apo_lab.puzzles import Puzzle, PuzzleSource
+from apo_lab.coverage.entrance_records import EntranceResult
+from apo_lab.diagnostics.answer_tree import AnswerTree, Row
+from apo_lab.diagnostics.listed_answers import held_out_prompts, list_answers
+from apo_lab.puzzles import PuzzleSource
 from apo_lab.statistics.cover import cover_curve
-from apo_lab.statistics.entrances import Change, Entrances, change_of_pass_at_k, distances, weights_within
+from apo_lab.statistics.entrances import Change, change_of_pass_at_k
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import ModelCard
 from apo_lightning.model.average import PARTS, average, weights_of_part
 from apo_lightning.model.policy import Policy
-
-ROWS_AT_ONCE = 512
-"""Rows of logits over the whole vocabulary, in float64, that are held at once for both models."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +101,7 @@ class EntranceCoverage:
         )
         return result, entrances
 
-    def _averages(self, tree: "AnswerTree", policy: Policy, base: Policy, temperature: float) -> list[Row]:
+    def _averages(self, tree: AnswerTree, policy: Policy, base: Policy, temperature: float) -> list[Row]:
         weights, others = (dict(of.model.named_parameters()) for of in (policy, base))
         trained = {name: weight.clone() for name, weight in weights.items()}
         rows: list[Row] = []
@@ -116,114 +112,6 @@ class EntranceCoverage:
                 found = tree.under(tree.logprobs(policy, temperature)).metrics(self.k)
                 average(weights, trained, 1.0)
                 rows.append({"part": part, "base_weight": float(weight), **found})
-        return rows
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnswerTree:
-    """The right answers of some prompts: their entrances, and their nodes, which are all that they begin with."""
-
-    listed: Listed
-    problem: Int[Tensor, "entrances"]
-    """The index of each entrance's prompt."""
-    entrances: list[str]
-    answer: Int[Tensor, "right"]
-    """The index of each right answer among all listed ones."""
-    entrance: Int[Tensor, "right"]
-    """The index of its entrance."""
-    first: Int[Tensor, "entrances"]
-    """The first right answer, among all listed ones, that begins with the entrance."""
-    is_behind: Bool[Tensor, "tokens"]
-    """Whether a token of a right answer lies behind its entrance."""
-    token: Int[Tensor, "nodes"]
-    """The first token that follows each node, in the first answer that begins with it."""
-    problem_of_node: Int[Tensor, "nodes"]
-    place: Int[Tensor, "nodes"]
-    """The place of that token, 0 for the first decision."""
-
-    @classmethod
-    def of(cls, puzzle: Puzzle, listed: Listed) -> "AnswerTree":
-        """Build the tree of listed answers, in their order."""
-        flat = [(i, answer) for i, of_prompt in enumerate(listed.answers) for answer in of_prompt]
-        is_behind = torch.zeros(len(listed.owner), dtype=torch.bool)
-        entrances: dict[tuple[int, str], int] = {}
-        nodes: dict[tuple[int, str], tuple[int, int]] = {}
-        answers: list[tuple[int, int]] = []
-        start = 0
-        for index, (problem, answer) in enumerate(flat):
-            kinds = puzzle.kinds(answer.text)
-            if answer.is_valid:
-                decision = kinds.index(puzzle.decision)
-                for t in range(len(kinds)):
-                    nodes.setdefault((problem, answer.text[:t]), (start + t, t - decision))
-                is_behind[start + decision + 1 : start + len(kinds)] = True
-                beginning = problem, answer.text[: decision + 1]
-                answers.append((index, entrances.setdefault(beginning, len(entrances))))
-            start += len(kinds)
-        first = {entrance: index for index, entrance in reversed(answers)}
-        return cls(
-            listed=listed,
-            problem=torch.tensor([problem for problem, _ in entrances]),
-            entrances=[text for _, text in entrances],
-            answer=torch.tensor([index for index, _ in answers]),
-            entrance=torch.tensor([entrance for _, entrance in answers]),
-            first=torch.tensor([first[entrance] for entrance in range(len(entrances))]),
-            is_behind=is_behind,
-            token=torch.tensor([token for token, _ in nodes.values()]),
-            problem_of_node=torch.tensor([problem for problem, _ in nodes]),
-            place=torch.tensor([place for _, place in nodes.values()]),
-        )
-
-    def logprobs(self, policy: Policy, temperature: float) -> Float[Tensor, "tokens"]:
-        """Log-probs of the tokens of all listed answers [nats]."""
-        return self.listed.statistics(policy, temperature=temperature)[:, 0]
-
-    def under(self, logprobs: Float[Tensor, "tokens"]) -> Entrances:
-        """The entrances under the policy of these `logprobs`."""
-        before, behind = (
-            torch.zeros_like(self.listed.scores.logprobs).index_add_(0, self.listed.owner, logprobs.where(chosen, 0.0))
-            for chosen in (~self.is_behind, self.is_behind)
-        )
-        skill = torch.zeros(len(self.entrances), dtype=torch.float64)
-        skill.index_add_(0, self.entrance, behind[self.answer].exp())
-        return Entrances(
-            problem=self.problem,
-            mass=before[self.first].exp(),
-            skill=skill.clamp(max=1.0),  # rounding of float32 log-probs can lift the sum above 1
-            num_problems=len(self.listed.prompts),
-        )
-
-    def shift(self, policy: Policy, base: Policy, logprobs: Float[Tensor, "tokens"], temperature: float) -> list[Row]:
-        """A row for each place: the kinds of token there, `kl` [nats] and `total_variation` of policy and base.
-
-        `logprobs` are the policy's; `EntranceCoverage` defines the mean.
-        """
-        measured = torch.zeros(len(logprobs), 2, dtype=torch.float64)
-        is_node = torch.zeros(len(logprobs), dtype=torch.bool)
-        is_node[self.token] = True
-        for microbatch in self.listed.microbatches:
-            part = microbatch.part(is_node[microbatch.token_index.cpu()])
-            hidden, other = policy.hidden_states(part), base.hidden_states(part)
-            for chunk in torch.arange(len(hidden)).split(ROWS_AT_ONCE):
-                logits, of_base = (
-                    states[chunk].double() @ of.head_weight.double().T / temperature
-                    for states, of in ((hidden, policy), (other, base))
-                )
-                measured[part.token_index[chunk].cpu()] = torch.stack(distances(logits, of_base), dim=1).cpu()
-        starts = torch.nn.functional.pad(self.listed.owner.diff(), (1, 0), value=1) > 0
-        before = logprobs.cumsum(0) - logprobs  # less those of earlier answers, the log-prob of a token's node
-        before = (before - before[starts][self.listed.owner])[self.token]
-        of_problem = torch.stack([self.place, self.problem_of_node]).unique(dim=1, return_inverse=True)[1]
-        nodes = pd.DataFrame(measured[self.token].numpy(), columns=pd.Index(["kl", "total_variation"]))
-        nodes = nodes.mul(weights_within(of_problem, before), axis=0).assign(problem=of_problem.numpy())
-        nodes["kind"] = [self.listed.kinds[token] for token in self.token]
-        rows: list[Row] = []
-        for place, group in nodes.groupby(self.place.tolist()):
-            means = {
-                name: float(group[name].to_numpy().sum()) / group.problem.nunique()
-                for name in ("kl", "total_variation")
-            }
-            rows.append({"place": int(str(place)), "kind": ", ".join(group.kind.unique()), **means})
         return rows
 
 

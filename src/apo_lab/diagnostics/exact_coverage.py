@@ -2,27 +2,24 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
-from apo_lab.puzzles import ListedAnswer, Puzzle, PuzzleSource
+from apo_lab.diagnostics.answer_tree import AnswerTree
+from apo_lab.diagnostics.listed_answers import list_answers
+from apo_lab.puzzles import Puzzle
 from apo_lab.statistics.cover import cover_curve
-from apo_lab.statistics.exact import AnswerScores, exact_metrics, means_by_kind
+from apo_lab.statistics.exact import exact_metrics, means_by_kind
 from apo_lightning.callbacks import StepCallback
 from apo_lightning.common.console import say
 from apo_lightning.common.process_group import process_rank
-from apo_lightning.data import PromptDataModule
 from apo_lightning.distributed.root_params import unsharded_root
-from apo_lightning.errors import ConfigError
-from apo_lightning.model.packing import Microbatch, PackedSequences
 from apo_lightning.model.policy import Policy
 from apo_lightning.step.settings import StepSettings
 from apo_lightning.types import Prompt, ValidationOutput
@@ -44,9 +41,10 @@ class ExactCoverage(StepCallback):
 
     Prints the first and the last pass@1 and pass@64 of the run.
 
-    Writes `exact/answers.json` (the listed answers, once), `exact/step_000010.npz` (their `logprobs` in that order,
-    float32) and `exact/metrics.jsonl` (one line per evaluation point) to the run's folder. Every rank scores all
-    answers, since a sharded forward needs all ranks.
+    Writes to the run's folder: `exact/answers.json` (the listed answers and their entrances, once),
+    `exact/step_000010.npz` (in that order, float32: `logprobs` of answers, `mass` and `skill` of `Entrances`) and
+    `exact/metrics.jsonl` (one line per evaluation point). Every rank scores all answers, since a sharded forward needs
+    all ranks.
 
     Raises:
         ConfigError: at the first evaluation point, if the tokenizer does not give one token per symbol, or if other
@@ -59,7 +57,7 @@ class ExactCoverage(StepCallback):
         self.puzzle = puzzle
         self.ks = tuple(ks)
         self.tokens_per_microbatch = tokens_per_microbatch
-        self._listed: Listed | None = None
+        self._tree: AnswerTree | None = None
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Score the policy that has just been validated."""
@@ -89,9 +87,11 @@ class ExactCoverage(StepCallback):
         self, policy: Policy, prompts: Sequence[Prompt], step: int, folder: Path, *, temperature: float
     ) -> dict[str, float]:
         """Score all listed answers, write the files, and return the metrics without their prefix."""
-        if self._listed is None or self._listed.prompts != tuple(prompts):
-            self._listed = list_answers(self.puzzle, prompts, policy, self.tokens_per_microbatch)
-        listed = self._listed
+        if self._tree is None or self._tree.listed.prompts != tuple(prompts):
+            self._tree = AnswerTree.of(
+                self.puzzle, list_answers(self.puzzle, prompts, policy, self.tokens_per_microbatch)
+            )
+        tree, listed = self._tree, self._tree.listed
         of_tokens, entropy, max_prob = listed.statistics(policy, temperature=temperature).unbind(1)
         by_token = {"entropy": entropy, "max_prob": max_prob}
         logprobs = torch.zeros_like(listed.scores.logprobs).index_add_(0, listed.owner, of_tokens)
@@ -99,23 +99,26 @@ class ExactCoverage(StepCallback):
         metrics = exact_metrics(scores, self.ks) | cover_curve(scores.success)
         metrics |= means_by_kind(listed.kinds, by_token, logprobs.exp()[listed.owner])
         if process_rank() == 0:
-            self._write(folder, step, listed, logprobs, metrics)
+            entrances = tree.under(of_tokens)
+            arrays = {"logprobs": logprobs, "mass": entrances.mass, "skill": entrances.skill}
+            self._write(folder, step, tree, arrays, metrics)
         return metrics
 
     def _write(
-        self, folder: Path, step: int, listed: "Listed", logprobs: Float[Tensor, "answers"], metrics: dict[str, float]
+        self, folder: Path, step: int, tree: AnswerTree, arrays: Mapping[str, Tensor], metrics: dict[str, float]
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        listing = folder / "answers.json"
+        listing, listed = folder / "answers.json", tree.listed
         if not listing.is_file():
             rows = [
                 {"problem": prompt.problem, "answers": [[a.text, a.strategy, a.is_valid] for a in answers]}
                 for prompt, answers in zip(listed.prompts, listed.answers, strict=True)
             ]
-            listing.write_text(
-                json.dumps({"puzzle": self.puzzle.name, "strategies": list(self.puzzle.strategies), "problems": rows})
-            )
-        np.savez_compressed(folder / f"step_{step:06d}.npz", logprobs=logprobs.float().numpy())
+            content = {"puzzle": self.puzzle.name, "strategies": list(self.puzzle.strategies), "problems": rows}
+            content["entrances"] = [*zip(tree.problem.tolist(), tree.entrances, strict=True)]
+            listing.write_text(json.dumps(content))
+        in_float32 = {name: values.float().numpy() for name, values in arrays.items()}
+        np.savez_compressed(folder / f"step_{step:06d}.npz", allow_pickle=False, **in_float32)
         _record(folder / METRICS, step, metrics)
 
     def _closing_line(self, path: Path, num_problems: int) -> str:
@@ -127,87 +130,8 @@ class ExactCoverage(StepCallback):
         return f"exact, {num_problems} problems, step {first['step']} -> {last['step']}: {', '.join(changes)}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Listed:
-    """All answers of some prompts, packed for scoring; the same at every evaluation point."""
-
-    prompts: tuple[Prompt, ...]
-    answers: list[list[ListedAnswer]]
-    """The answers of each prompt."""
-    scores: AnswerScores
-    """All answers, without their log-probs."""
-    kinds: list[str]
-    """The kind of every token."""
-    owner: Int[Tensor, "tokens"]
-    """The index of each token's answer."""
-    microbatches: list[Microbatch]
-
-    @torch.no_grad()
-    def statistics(self, policy: Policy, *, temperature: float) -> Float[Tensor, "tokens 3"]:
-        """Log-prob [nats], entropy [nats] and largest probability at every token, by one forward pass."""
-        columns = torch.zeros(len(self.owner), 3, dtype=torch.float64)
-        for microbatch in self.microbatches:
-            found = policy(microbatch, temperature=temperature)
-            parts = (found.logprobs, found.entropy, found.max_prob)
-            columns[microbatch.token_index.cpu()] = torch.stack(parts, dim=1).double().cpu()
-        return columns
-
-
 def _record(path: Path, step: int, metrics: Mapping[str, float]) -> None:
     """Add the line of a step; lines from this step on, which a resumed run repeats, are replaced."""
     earlier = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
     lines = [row for row in earlier if row["step"] < step] + [{"step": step, **metrics}]
     path.write_text("".join(json.dumps(row) + "\n" for row in lines))
-
-
-def list_answers(puzzle: Puzzle, prompts: Sequence[Prompt], policy: Policy, tokens_per_microbatch: int) -> Listed:
-    """List all answers of the prompts under the policy's tokenizer; raises `ConfigError` as `ExactCoverage`."""
-    tokenizer = policy.tokenizer
-    end = tokenizer.eos_token_id
-    assert isinstance(end, int)
-    if others := [i for i in policy.stop_token_ids if i != end]:
-        # The reward accepts an answer with any of these ends, but only one is listed: p(x) would be too small.
-        raise ConfigError(
-            f"completions also end with {tokenizer.convert_ids_to_tokens(others)}: the exact measure lists answers "
-            f"that end with '{tokenizer.eos_token}', give model.stop_tokens=[] and a model that declares no other end"
-        )
-    answers = [puzzle.answers(prompt.problem) for prompt in prompts]
-    flat = [(i, answer) for i, of_prompt in enumerate(answers) for answer in of_prompt]
-    encoded = tokenizer([answer.text for _, answer in flat], add_special_tokens=False)["input_ids"]
-    kinds = [puzzle.kinds(answer.text) for _, answer in flat]
-    for (_, answer), ids, own in zip(flat, encoded, kinds, strict=True):
-        if len(ids) + 1 != len(own):
-            raise ConfigError(
-                f"the answer '{answer.text}' of {puzzle.name} has {len(ids) + 1} tokens for {len(own)} symbols under "
-                "this model's tokenizer: use a model whose tokenizer splits numbers into digits"
-            )
-    sequences = PackedSequences(
-        prompts=tuple(prompt.token_ids for prompt in prompts),
-        completions=tuple((*ids, end) for ids in encoded),
-        owners=tuple(i for i, _ in flat),
-    )
-    places = {strategy: place for place, strategy in enumerate(puzzle.strategies)}
-    return Listed(
-        prompts=tuple(prompts),
-        answers=answers,
-        scores=AnswerScores(
-            problem=torch.tensor(sequences.owners),
-            strategy=torch.tensor([places[answer.strategy] for _, answer in flat]),
-            is_valid=torch.tensor([answer.is_valid for _, answer in flat]),
-            logprobs=torch.zeros(len(flat), dtype=torch.float64),
-            num_problems=len(prompts),
-            num_strategies=len(places),
-        ),
-        kinds=[kind for own in kinds for kind in own],
-        owner=torch.arange(len(flat)).repeat_interleave(torch.tensor([len(own) for own in kinds])),
-        microbatches=sequences.microbatches(range(len(flat)), tokens_per_microbatch, policy.head_weight.device),
-    )
-
-
-def held_out_prompts(
-    source: PuzzleSource, tokenizer: PreTrainedTokenizerBase, prompt_template: str | None
-) -> list[Prompt]:
-    """The prompts of a puzzle's held-out problems for one model."""
-    data = PromptDataModule(source, tokenizer, prompts_per_step=1, seed=0, prompt_template=prompt_template)
-    data.prepare()
-    return data.validation_prompts[source.name]

@@ -10,13 +10,32 @@ from typing import Any
 import yaml
 
 from apo_lightning.errors import ConfigError
+from apo_lightning.model.average import PARTS
 
-ENDPOINTS = ("area", "passage", "last")
+ENDPOINTS = ("area", "passage", "last", "entered", "locked_share")
 """Names that a question may give as its `endpoint`."""
 BLOCKS = 16
 """Blocks that problems are dealt into, for the variance over problems."""
 AVERAGED = "+average"
-"""After a method's name: its last policy, averaged with the base model; its path goes over the base's weight."""
+"""After a method's name: its last policy, averaged with the base model; its path goes over the base's weight. After it
+may come `_` and a part of the model, which alone is averaged: `grpo+average_last`."""
+HALF = "half"
+"""In place of the first method of a pair: the value one half, of every run."""
+
+
+def method_of(name: str) -> str:
+    """The method of an average, or the name itself: `grpo+average_last` → `grpo`."""
+    return name.partition(AVERAGED)[0]
+
+
+def averages_of(name: str, parts: Sequence[str]) -> list[str]:
+    """The names of a method's averages: of all weights, then of each part.
+
+    Example:
+        >>> averages_of("grpo", ["last"])
+        ['grpo+average', 'grpo+average_last']
+    """
+    return [name + AVERAGED, *(f"{name}{AVERAGED}_{part}" for part in parts)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +112,8 @@ class Stage:
     """Overrides of every run of the stage."""
     is_averaged: bool = False
     """Whether the path of averages of each last policy with the base model is measured."""
+    averaged_by_part: tuple[str, ...] = ()
+    """Methods and arms of which the paths of averages of each part of the model are measured too."""
 
     @property
     def tries_all(self) -> bool:
@@ -112,7 +133,9 @@ class Question:
     pairs: tuple[tuple[str, str], ...]
     """(before, after): names of methods or arms."""
     endpoint: str = "area"
-    """What is compared: `area`, or pass@64 at the first passage of L*, `passage`, or at the last step, `last`."""
+    """What is compared: `area`; at the last step pass@64, `last`; where pass@1 first reaches L*, pass@64, `passage`, the
+    share of a problem's entrances that 64 samples take, `entered`, and the share of the loss of pass@64 that is locked
+    and not forgotten, `locked_share`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +164,8 @@ class Protocol:
     tuned: Mapping[str, TunedMethod]
     base_weights: tuple[float, ...]
     """w of the averages of a last policy with the base model; the path goes from 1 through these to 0."""
+    part_weights: tuple[float, ...] = ()
+    """The same of one part of the model, where 1 is no base model and is among them if it is wanted."""
     stages: tuple[Stage, ...]
     questions: tuple[Question, ...]
     predictions: tuple[Prediction, ...]
@@ -208,6 +233,7 @@ def _protocol(name: str, content: dict[str, Any]) -> Protocol:
         tuning=content["tuning"],
         tuned=tuned,
         base_weights=content["base_weights"],
+        part_weights=content.get("part_weights", ()),
         stages=tuple(_stage(stage, keys, tuple(tuned)) for stage, keys in content["stages"].items()),
         questions=tuple(Question(key=key, **keys) for key, keys in content["questions"].items()),
         predictions=tuple(Prediction(**row) for row in content["predictions"]),
@@ -238,16 +264,20 @@ def _checked(protocol: Protocol) -> Protocol:
     for stage in protocol.stages:
         for world in stage.seeds:
             refuse(f"stage {stage.name}", world, list(protocol.worlds))
+        for method in stage.averaged_by_part:
+            refuse(f"stage {stage.name}, averaged_by_part", method, [*stage.methods, *stage.arms])
         for method in (*stage.methods, *filter(None, (stage.like, stage.rate_of))):
             refuse(f"stage {stage.name}", method, list(protocol.tuned))
     for question in protocol.questions:
         stage = protocol.stage(question.stage)
         named = [*stage.methods, *stage.arms, *protocol.tuned]
+        named += [average for name in named for average in averages_of(name, PARTS[1:])]
         refuse(f"question {question.key}, endpoint", question.endpoint, ENDPOINTS)
         for world in question.worlds:
             refuse(f"question {question.key}", world, list(protocol.worlds))
-        for method in itertools.chain(*question.pairs):
-            refuse(f"question {question.key}", method.removesuffix(AVERAGED), named)
+        for before, after in question.pairs:
+            refuse(f"question {question.key}", before, [*named, HALF])
+            refuse(f"question {question.key}", after, named)
     pairs = {question.key: question.pairs for question in protocol.questions}
     for prediction in protocol.predictions:
         refuse("predictions", prediction.question, list(pairs))

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,27 @@ from jaxtyping import Float
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from apo_lab.diagnostics.exact_coverage import ExactCoverage, held_out_prompts
-from apo_lab.editions.protocol import AVERAGED
+from apo_lab.diagnostics.exact_coverage import ExactCoverage
+from apo_lab.diagnostics.listed_answers import held_out_prompts
+from apo_lab.editions.protocol import AVERAGED, ENDPOINTS
 from apo_lab.laboratory.jobs import Job
-from apo_lab.laboratory.published import COST, KEY, POINT, Rows
+from apo_lab.laboratory.published import COST, ENTRANCES, KEY, POINT, Rows
+from apo_lab.statistics.at_passage import entered, locked_share
+from apo_lab.statistics.entrances import Entrances, change_of_pass_at_k
 from apo_lab.statistics.passage import passage_leave_one_block_out
 from apo_lab.statistics.paths import BlockValues, last_leave_one_block_out, leave_one_block_out
-from apo_lightning.common.files import to_json, write_atomically
-from apo_lightning.model.average import average
+from apo_lightning.model.average import PARTS, average, weights_of_part
 from apo_lightning.model.policy import Policy
 
+K = 64
+"""Samples of a problem that entrances are measured with."""
 
-def measure_averages(cfg: DictConfig, last: Path, base_weights: Sequence[float], folder: Path) -> None:
-    """Measure (1 − w)·θ + w·θ_base for each w, as `ExactCoverage` does, as steps 1, 2, … of `folder`.
 
-    θ is the policy in the folder `last`, θ_base the model that the run's `cfg` names.
+def measure_averages(cfg: DictConfig, last: Path, base_weights: Mapping[str, Sequence[float]], folder: Path) -> None:
+    """Measure (1 − w)·θ + w·θ_base, as `ExactCoverage` does, as steps 1, 2, … of `folder`/<part>.
+
+    θ is a part of the weights of the policy in the folder `last`, θ_base that of the model that the run's `cfg` names.
+    `base_weights` has the w of each of `PARTS` that is averaged.
     """
     source, spec = instantiate(cfg.data), instantiate(cfg.model, _convert_="all")
     tokenizer = spec.load_tokenizer()
@@ -38,27 +44,66 @@ def measure_averages(cfg: DictConfig, last: Path, base_weights: Sequence[float],
     base = dict(spec.load_model(0).named_parameters())
     trained = instantiate(cfg.model, path=str(last), _convert_="all").load_model(0).state_dict()
     policy = Policy(spec.load_model(0), tokenizer, torch.float32).eval()
-    for place, weight in enumerate(base_weights, start=1):
-        policy.model.load_state_dict(trained)
-        average(dict(policy.model.named_parameters()), base, weight)
-        coverage.score(policy, prompts, place, folder, temperature=cfg.temperature)
-    write_atomically(folder / "base_weights.json", to_json([*base_weights]))
+    for part, weights in base_weights.items():
+        of_base = weights_of_part(base, part, policy.model.config.num_hidden_layers)
+        for place, weight in enumerate(weights, start=1):
+            policy.model.load_state_dict(trained)
+            average(dict(policy.model.named_parameters()), of_base, weight)
+            coverage.score(policy, prompts, place, folder / part, temperature=cfg.temperature)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyPath:
-    """A path of policies through the plane of pass@1 and pass@64, the base model first."""
+    """A path of policies through the plane of pass@1 and pass@64."""
 
     points: Sequence[Mapping[str, float]]
     """The metrics of each policy; `POINT` and `step`."""
     success: Float[Tensor, "points problems"]
     """p(x) of each policy."""
+    entrances: Sequence[Entrances]
+    """Of each policy."""
     costs: pd.DataFrame
     """`COST` until each point, indexed by step."""
 
+    def at(self, place: int) -> "PolicyPath":
+        """One point of it."""
+        return replace(
+            self,
+            points=[self.points[place]],
+            success=self.success[place][None],
+            entrances=[self.entrances[place]],
+            costs=self.costs.iloc[-1:].set_axis([self.points[-1]["step"]]),
+        )
 
-def harvest(job: Job, cfg: DictConfig, averages: Path | None, identity: Mapping[str, str]) -> Rows:
-    """Read what a run and the averages of its last policy left; `identity` is commit and registration."""
+    def lost(self, base: Entrances) -> dict[str, Float[Tensor, "points problems"]]:
+        """By point and problem: the share of entrances that K samples take, and `Change.signed`."""
+        count = base.summed(torch.ones_like(base.mass)).clamp(min=1)
+        found: dict[str, list[Tensor]] = {}
+        for own in self.entrances:
+            change = change_of_pass_at_k(base, own, K)
+            values = {"entered": own.summed(own.values(K)[f"entered@{K}"]) / count}
+            values |= {name: own.summed(part) for name, part in change.signed().items()}
+            for name, each in values.items():
+                found.setdefault(name, []).append(each)
+        return {name: torch.stack(each) for name, each in found.items()}
+
+
+def _joined(paths: Sequence[PolicyPath]) -> PolicyPath:
+    return PolicyPath(
+        points=[point for path in paths for point in path.points],
+        success=torch.cat([path.success for path in paths]),
+        entrances=[each for path in paths for each in path.entrances],
+        costs=paths[-1].costs,
+    )
+
+
+def harvest(
+    job: Job, cfg: DictConfig, base_weights: Mapping[str, Sequence[float]], identity: Mapping[str, str]
+) -> Rows:
+    """Read what a run and the averages of its last policy left.
+
+    `base_weights` is that of `measure_averages`, `identity` is commit and registration.
+    """
     exact = job.folder / "exact"
     path = _path(exact, exact / "answers.json", _costs(job.folder / "metrics.csv"))
     common = {
@@ -70,21 +115,20 @@ def harvest(job: Job, cfg: DictConfig, averages: Path | None, identity: Mapping[
         "weights_sha256": file_sha256(job.folder / "checkpoints" / "final" / "model.safetensors"),
     }
     key: dict[str, Any] = dict(zip(KEY, job.key, strict=True))
-    rows = Rows(runs=[{**key, **common, **_run_row(path, job.world.level)}], curves=_curve_rows(key, path))
-    if averages is not None:
-        weights = [1.0, *(json.loads((averages / "base_weights.json").read_text())), 0.0]
-        middle = _path(averages, exact / "answers.json", path.costs.iloc[-1:])
-        last = path.costs.iloc[-1:].set_axis([path.points[-1]["step"]])
-        between = PolicyPath(
-            points=[path.points[0], *middle.points, path.points[-1]],
-            success=torch.cat([path.success[:1], middle.success, path.success[-1:]]),
-            costs=last,
-        )
-        key["method"] += AVERAGED
-        rows.runs.append({**key, **common, **_run_row(between, job.world.level)})
+    own, curve = _rows(path, path, job.world.level)
+    rows = Rows(runs=[{**key, **common, **own}], curves=[{**key, **row} for row in curve])
+    for part, weights in base_weights.items():
+        middle = _path(job.folder / "averages" / part, exact / "answers.json", path.costs.iloc[-1:])
+        # The average of all weights with w = 1 is the base model, that of a part is not.
+        is_all = part == PARTS[0]
+        between = _joined([*([path.at(0)] if is_all else []), middle, path.at(-1)])
+        averaged = {**key, "method": key["method"] + AVERAGED + ("" if is_all else f"_{part}")}
+        own, curve = _rows(between, path, job.world.level)
+        rows.runs.append({**averaged, **common, **own})
+        end = {"step": path.points[-1]["step"], **path.costs.iloc[-1]}
+        all_weights = [*([1.0] if is_all else []), *weights, 0.0]
         rows.curves.extend(
-            {**row, "step": path.points[-1]["step"], "base_weight": weight, **path.costs.iloc[-1]}
-            for row, weight in zip(_curve_rows(key, between), weights, strict=True)
+            {**averaged, **row, **end, "base_weight": weight} for row, weight in zip(curve, all_weights, strict=True)
         )
     return rows
 
@@ -107,43 +151,59 @@ def file_sha256(path: Path) -> str:
 
 def _path(folder: Path, answers: Path, costs: pd.DataFrame) -> PolicyPath:
     points = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    files = [np.load(folder / f"step_{int(point['step']):06d}.npz")["logprobs"] for point in points]
-    content = json.loads(answers.read_text())["problems"]
+    files = [np.load(folder / f"step_{int(point['step']):06d}.npz") for point in points]
+    logprobs, mass, skill = (
+        torch.from_numpy(np.stack([file[name] for file in files])).double() for name in ("logprobs", "mass", "skill")
+    )
+    listing = json.loads(answers.read_text())
+    content = listing["problems"]
     owner = torch.tensor([place for place, row in enumerate(content) for _ in row["answers"]])
     is_valid = torch.tensor([valid for row in content for _, _, valid in row["answers"]])
-    masses = torch.where(is_valid, torch.from_numpy(np.stack(files)).double().exp(), 0.0)
+    masses = torch.where(is_valid, logprobs.exp(), 0.0)
     success = torch.zeros(len(files), len(content), dtype=torch.float64).index_add_(1, owner, masses)
-    return PolicyPath(points=points, success=success.clamp(max=1.0), costs=costs)
+    problem = torch.tensor([place for place, _ in listing["entrances"]])
+    entrances = [
+        Entrances(problem=problem, mass=p, skill=q, num_problems=len(content)) for p, q in zip(mass, skill, strict=True)
+    ]
+    return PolicyPath(points=points, success=success.clamp(max=1.0), entrances=entrances, costs=costs)
 
 
-def _run_row(path: PolicyPath, level: float) -> dict[str, Any]:
-    first, last = path.points[0], path.points[-1]
-    many, eight = (leave_one_block_out(path.success, k, level) for k in (64, 8))
-    ends, passage = last_leave_one_block_out(path.success, 64), passage_leave_one_block_out(path.success, 64, level)
-    return {
+def _rows(path: PolicyPath, run: PolicyPath, level: float) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The endpoints of a path, and a row for each of its points; `run` is the run, which begins with the base model."""
+    last, lost = path.points[-1], path.lost(run.entrances[0])
+    found = {
+        "last": last_leave_one_block_out(path.success, 64),
+        "passage": passage_leave_one_block_out(path.success, 64, level),
+        "entered": entered(path.success, lost["entered"], level),
+        "locked_share": locked_share(path.success, lost["locked"], lost["forgotten"], level),
+    }
+    if path.points[0] is run.points[0]:  # else there are no levels from the base model's on
+        found |= {name: leave_one_block_out(path.success, k, level) for name, k in (("area", 64), ("area_8", 8))}
+    values = {name: each for name, each in found.items() if each is not None}
+    row = {
         "steps": int(last["step"]),
-        **{f"base_{name}": first[name] for name in ("pass@1", "pass@8", "pass@64")},
+        **{f"base_{name}": run.points[0][name] for name in ("pass@1", "pass@8", "pass@64")},
         **{name: last[name] for name in POINT},
         "reached": path.success.mean(1).max().item(),
-        "area": many.value,
-        "area_8": eight.value,
-        **_without("area", many),
-        **_without("last", ends),
-        **({} if passage is None else {"passage": passage.value, **_without("passage", passage)}),
+        **{name: each.value for name, each in values.items() if name != "last"},
+        **{key: value for name, each in values.items() if name in ENDPOINTS for key, value in _without(name, each)},
         **path.costs.iloc[-1],
     }
+    return row, _curve_rows(path, {name: each.mean(1).tolist() for name, each in lost.items()})
 
 
-def _without(name: str, values: BlockValues) -> dict[str, float]:
-    return {f"{name}_without_{block}": value for block, value in enumerate(values.without.tolist())}
+def _without(name: str, values: BlockValues) -> list[tuple[str, float]]:
+    return [(f"{name}_without_{block}", value) for block, value in enumerate(values.without.tolist())]
 
 
-def _curve_rows(key: Mapping[str, Any], path: PolicyPath) -> list[dict[str, Any]]:
+def _curve_rows(path: PolicyPath, lost: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
     rows = []
-    for point in path.points:
+    for place, (point, entrances) in enumerate(zip(path.points, path.entrances, strict=True)):
         step = int(point["step"])
         cost = path.costs.loc[step] if step in path.costs.index else dict.fromkeys(COST, 0.0)
-        rows.append({**key, "step": step, "base_weight": None, **{name: point[name] for name in POINT}, **cost})
+        of_entrances = {name: values[place] for name, values in lost.items()} | entrances.metrics(K)
+        shown = {name: point[name] for name in POINT} | {name: of_entrances[name] for name in ENTRANCES}
+        rows.append({"step": step, "base_weight": None, **shown, **cost})
     return rows
 
 

@@ -36,6 +36,7 @@ class Job:
     base: Path
     """Folder of the world's base model."""
     is_averaged: bool = False
+    is_averaged_by_part: bool = False
 
     @property
     def key(self) -> RunKey:
@@ -131,6 +132,7 @@ def _job(cfg: DictConfig, world: World, stage: Stage, arm: Arm, seed: int) -> Jo
         folder=Path(cfg.output_dir) / world.name / arm.method / variant / f"seed_{seed}",
         base=Path(cfg.bases) / world.name,
         is_averaged=stage.is_averaged,
+        is_averaged_by_part=arm.method in stage.averaged_by_part,
     )
 
 

@@ -13,15 +13,17 @@ from apo_lightning.common.files import write_atomically
 
 KEY = ("world", "method", "variant", "seed")
 POINT = ("pass@1", "pass@8", "pass@64", "alive", "strategy_entropy")
+ENTRANCES = ("entered", "entered@64", "forced_pass@1", "locked", "opened", "forgotten", "learnt")
+"""What `Entrances` and `Change` say of a point of a path, against its first one."""
 COST = ("tokens_sampled", "tokens_trained", "seconds")
 HASHES = ("config_sha256", "weights_sha256", "base_sha256", "commit", "registration")
 RUN_COLUMNS = (
     *(*KEY, "stage", "steps", "level", "base_pass@1", "base_pass@8", "base_pass@64", *POINT),
-    *("reached", "area", "area_8", "passage"),
+    *("reached", "area", "area_8", "passage", "entered", "locked_share"),
     *(f"{endpoint}_without_{block}" for endpoint in ENDPOINTS for block in range(BLOCKS)),
     *(*COST, *HASHES),
 )
-CURVE_COLUMNS = (*KEY, "step", "base_weight", *POINT, *COST)
+CURVE_COLUMNS = (*KEY, "step", "base_weight", *POINT, *ENTRANCES, *COST)
 TEXT = ("world", "method", "variant", "stage", *HASHES)
 DIGITS = 6
 

@@ -19,7 +19,11 @@ DECISION_CODE = (
     "statistics/verdicts.py",
 )
 """Modules that turn runs into verdicts, below the package."""
-OF_ENDPOINT = {"passage": ("statistics/passage.py",)}
+OF_ENDPOINT = {
+    "passage": ("statistics/passage.py",),
+    "entered": ("statistics/entrances.py", "statistics/at_passage.py"),
+    "locked_share": ("statistics/entrances.py", "statistics/at_passage.py"),
+}
 """Endpoint of a question → further modules: an edition that does not ask for it keeps its hash."""
 
 
@@ -30,7 +34,8 @@ def registration(protocol: Protocol) -> str:
     change it; any other change does.
     """
     endpoints = {question.endpoint for question in protocol.questions}
-    code = [*DECISION_CODE, *(path for name, paths in OF_ENDPOINT.items() if name in endpoints for path in paths)]
+    further = [path for name, paths in OF_ENDPOINT.items() if name in endpoints for path in paths]
+    code = [*DECISION_CODE, *dict.fromkeys(further)]
     parts = [protocol_text(protocol.name), *map(_code, code)]
     parts += [f"{name} {task_sha256(world)}" for name, world in protocol.worlds.items()]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

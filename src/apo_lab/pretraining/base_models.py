@@ -11,7 +11,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch.utils.data import DataLoader
 
-from apo_lab.diagnostics.exact_coverage import ExactCoverage, held_out_prompts
+from apo_lab.diagnostics.exact_coverage import ExactCoverage
+from apo_lab.diagnostics.listed_answers import held_out_prompts
 from apo_lab.pretraining.supervised import Demonstrations, SupervisedModule
 from apo_lab.puzzles.source import PuzzleSource
 from apo_lightning.common.console import quiet_libraries, say

@@ -67,13 +67,18 @@ class Change:
     skill: Float[Tensor, "entrances"]
     """From the change of q(e): below 0 a skill is *forgotten*, above it is *learnt*."""
 
+    def signed(self) -> dict[str, Float[Tensor, "entrances"]]:
+        """`locked` and `forgotten`, the parts below 0, `opened` and `learnt`, those above."""
+        return {
+            "locked": self.entering.clamp(max=0),
+            "opened": self.entering.clamp(min=0),
+            "forgotten": self.skill.clamp(max=0),
+            "learnt": self.skill.clamp(min=0),
+        }
+
     def parts(self, num_problems: int) -> dict[str, float]:
-        """`locked`, `opened`, `forgotten` and `learnt`, sums over entrances as means over problems; signed."""
-        found = {}
-        for loss, gain, part in (("locked", "opened", self.entering), ("forgotten", "learnt", self.skill)):
-            found[loss] = part.clamp(max=0).sum().item() / num_problems
-            found[gain] = part.clamp(min=0).sum().item() / num_problems
-        return found
+        """`signed`, sums over entrances as means over problems."""
+        return {name: part.sum().item() / num_problems for name, part in self.signed().items()}
 
 
 def change_of_pass_at_k(before: Entrances, after: Entrances, k: int) -> Change:

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from apo_lab.commands.coverage import cover
-from apo_lab.coverage.entrances import AnswerTree, EntranceCoverage
-from apo_lab.diagnostics.exact_coverage import ExactCoverage, held_out_prompts, list_answers
+from apo_lab.coverage.entrances import EntranceCoverage
+from apo_lab.diagnostics.answer_tree import AnswerTree
+from apo_lab.diagnostics.exact_coverage import ExactCoverage
+from apo_lab.diagnostics.listed_answers import held_out_prompts, list_answers
 from apo_lab.puzzles import Countdown, Divisors, Locks, PuzzleSource
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import ModelCard

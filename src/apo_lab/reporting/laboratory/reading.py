@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from apo_lab.editions.protocol import AVERAGED, BLOCKS, Protocol, Stage
+from apo_lab.editions.protocol import AVERAGED, BLOCKS, ENDPOINTS, Protocol, Stage, method_of
 from apo_lab.reporting.names import BASE, METHODS
 from apo_lab.statistics.verdicts import ArmScores, pseudo_values
 from apo_lightning.errors import ConfigError
@@ -23,9 +23,15 @@ KEY = ("world", "method", "variant", "seed")
 KS = (1, 8, 64)
 _TEXT = ("world", "method", "variant", "stage", "registration")
 _METRICS = ("pass@1", "pass@8", "pass@64", "alive", "strategy_entropy", "tokens_sampled", "tokens_trained", "seconds")
-_ENDPOINTS = {"area": "area", "passage": "passage", "last": "pass@64"}
+_ENDPOINTS = {name: "pass@64" if name == "last" else name for name in ENDPOINTS}
 """Endpoint of a question → its column in `runs.csv.gz`."""
 _WITHOUT = {name: tuple(f"{name}_without_{block}" for block in range(BLOCKS)) for name in _ENDPOINTS}
+AVERAGES = {
+    "": ", averaged",
+    **{part: f", {part} third averaged" for part in ("first", "middle", "last")},
+    "outside": ", embeddings and head averaged",
+}
+"""The part of the model that is averaged → what follows the method's printed name."""
 _BASE = tuple(f"base_pass@{k}" for k in KS)
 COLUMNS = {
     "runs.csv.gz": (
@@ -119,7 +125,7 @@ class Edition:
             ConfigError: the arm has several settings in one world.
         """
         own = (*stage.methods, *stage.arms)
-        return _find_arm(self, stage.name if name.removesuffix(AVERAGED) in own else MAIN, tuple(worlds), name)
+        return _find_arm(self, stage.name if method_of(name) in own else MAIN, tuple(worlds), name)
 
     def groups(self, stage: Stage) -> dict[tuple[str, ...], list[str]]:
         """Worlds that are shown as one → names of the arms there: those of the questions, else of each family."""
@@ -148,7 +154,7 @@ class Edition:
 
     def num_done(self, stage: Stage) -> int:
         """Finished runs of a stage; an average of weights is no run."""
-        is_run = (self.runs["stage"] == stage.name) & ~self.runs["method"].str.endswith(AVERAGED)
+        is_run = (self.runs["stage"] == stage.name) & ~self.runs["method"].str.contains(AVERAGED, regex=False)
         return int(is_run.sum())
 
 
@@ -191,20 +197,22 @@ def arm_name(name: str) -> str:
     """The printed name of a method or arm: `grpo+average` → `GRPO, averaged`.
 
     Example:
-        >>> arm_name("grpo+average"), arm_name("apo")
-        ('GRPO, averaged', 'APO')
+        >>> arm_name("grpo+average"), arm_name("grpo+average_last"), arm_name("apo")
+        ('GRPO, averaged', 'GRPO, last third averaged', 'APO')
     """
     if name == "base":
         return BASE
-    averaged = ", averaged" if name.endswith(AVERAGED) else ""
-    return METHODS[name.removesuffix(AVERAGED)] + averaged
+    method, averaged, part = name.partition(AVERAGED)
+    return METHODS[method] + (averaged and AVERAGES[part.removeprefix("_")])
 
 
 def _read(path: Path, columns: Sequence[str]) -> Frame:
     if not path.is_file():
         raise ConfigError(f"{path} is missing: `apo lab` writes it, or give the folder of the tables")
-    # Settings may be empty, and a text such as "None" is no missing value; a run that never reaches L* has no passage.
-    may_be_missing = {name: [""] for name in ("base_weight", "passage", *_WITHOUT["passage"])}
+    # Settings may be empty, and a text such as "None" is no missing value; a run that never reaches L* has no value
+    # there, and the averages of a part of the model have no area.
+    endpoints = [name for key in _ENDPOINTS for name in (_ENDPOINTS[key], *_WITHOUT[key])]
+    may_be_missing = {name: [""] for name in ("base_weight", "area_8", *endpoints)}
     table = pd.read_csv(path, dtype=dict.fromkeys(_TEXT, str), keep_default_na=False, na_values=may_be_missing)
     if missing := [column for column in columns if column not in table]:
         raise ConfigError(f"{path} has no column '{missing[0]}': make the table with this version of `apo lab`")

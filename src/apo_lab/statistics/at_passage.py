@@ -1,0 +1,83 @@
+"""Where pass@1 first reaches one level: the share of entrances that are taken, and of the loss that is locked."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from apo_lab.statistics.paths import NUM_BLOCKS, BlockValues, first_passage
+from apo_lightning.errors import ConfigError
+
+LEAST_LOSS = 1e-3
+"""Locked and forgotten together, as a share of pass@64: the shares of a smaller loss are not told apart."""
+
+
+def at_passage(
+    success: Float[Tensor, "points problems"],
+    values: Float[Tensor, "points problems"],
+    level: float,
+    num_blocks: int = NUM_BLOCKS,
+) -> Float[Tensor, "sets"] | None:
+    """The mean of a metric of problems where pass@1 first reaches `level`: of all, then without each block of them.
+
+    Problem i is in block i mod `num_blocks`. Without a block a run may miss the level by a hair; its level is then the
+    highest pass@1 that it reaches.
+
+    Args:
+        success: p, the probability that one sample is right, at each evaluation point.
+        values: of the metric.
+        level: of pass@1.
+        num_blocks: at least 2.
+
+    Returns:
+        None if pass@1 over all problems never reaches `level`.
+
+    Raises:
+        ConfigError: there are fewer problems than blocks.
+
+    Example:
+        Two problems in two blocks; pass@1 rises from 0.1 to 0.5, and the level 0.3 lies half-way.
+
+        >>> success, values = torch.tensor([[0.1, 0.1], [0.9, 0.1]]), torch.tensor([[1.0, 1.0], [0.0, 1.0]])
+        >>> [round(value, 6) for value in at_passage(success, values, level=0.3, num_blocks=2).tolist()]
+        [0.75, 1.0, 0.75]
+    """
+    if not 2 <= num_blocks <= success.shape[1]:
+        raise ConfigError(f"{success.shape[1]} problems in {num_blocks} blocks: use 2 or more of 1 or more problems")
+    block = torch.arange(success.shape[1]) % num_blocks
+    keep = torch.cat([torch.ones(len(block), 1), block[:, None] != torch.arange(num_blocks)], dim=1).double()
+    ones, many = (each.double() @ (keep / keep.sum(0)) for each in (success, values))
+    if ones[:, 0].max() < level:
+        return None
+    return first_passage(ones, many, ones.max(0).values.clamp(max=level)[None])[0]
+
+
+def entered(
+    success: Float[Tensor, "points problems"], share: Float[Tensor, "points problems"], level: float
+) -> BlockValues | None:
+    """`at_passage` of the share of a problem's entrances that k samples are expected to take, in [0, 1]."""
+    found = at_passage(success, share, level)
+    return None if found is None else BlockValues(value=found[0].item(), without=found[1:])
+
+
+def locked_share(
+    success: Float[Tensor, "points problems"],
+    locked: Float[Tensor, "points problems"],
+    forgotten: Float[Tensor, "points problems"],
+    level: float,
+) -> BlockValues | None:
+    """locked/(locked + forgotten), each `at_passage`, in [0, 1]; both are sums of a problem's parts, none above 0.
+
+    Returns:
+        None as `at_passage`, or if less than `LEAST_LOSS` of pass@64 is lost without some block.
+
+    Example:
+        >>> success = torch.linspace(0.1, 0.5, 3)[:, None].expand(3, 16)
+        >>> locked, forgotten = (torch.tensor([0.0, -part, -part])[:, None].expand(3, 16) for part in (0.3, 0.1))
+        >>> round(locked_share(success, locked, forgotten, level=0.3).value, 6)
+        0.75
+    """
+    found = [at_passage(success, part, level) for part in (locked, forgotten)]
+    if found[0] is None or found[1] is None or bool((found[0] + found[1] > -LEAST_LOSS).any()):
+        return None
+    share = (found[0] / (found[0] + found[1])).clamp(0, 1)
+    return BlockValues(value=share[0].item(), without=share[1:])
