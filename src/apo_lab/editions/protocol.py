@@ -14,6 +14,8 @@ from apo_lightning.model.average import PARTS
 
 ENDPOINTS = ("area", "passage", "last", "entered", "locked_share")
 """Names that a question may give as its `endpoint`."""
+OF_ENTRANCES = ("entered", "locked_share")
+"""Those of them that are about entrances, not about pass@64."""
 BLOCKS = 16
 """Blocks that problems are dealt into, for the variance over problems."""
 AVERAGED = "+average"
@@ -133,9 +135,9 @@ class Question:
     pairs: tuple[tuple[str, str], ...]
     """(before, after): names of methods or arms."""
     endpoint: str = "area"
-    """What is compared: `area`; at the last step pass@64, `last`; where pass@1 first reaches L*, pass@64, `passage`, the
-    share of a problem's entrances that 64 samples take, `entered`, and the share of the loss of pass@64 that is locked
-    and not forgotten, `locked_share`."""
+    """What is compared: `area`; at the last step pass@64, `last`; where pass@1 first reaches L*, pass@64, `passage`,
+    the share of a problem's entrances that 64 samples take, `entered`, and the share of the loss of pass@64 that is
+    locked and not forgotten, `locked_share`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,17 @@
 import pandas as pd
 import pytest
 
-from apo_lab.editions.protocol import AVERAGED, Arm, Protocol, Stage, TunedMethod, World, editions, load_protocol
+from apo_lab.editions.protocol import (
+    HALF,
+    Arm,
+    Protocol,
+    Stage,
+    TunedMethod,
+    World,
+    editions,
+    load_protocol,
+    method_of,
+)
 from apo_lab.editions.tuning import chosen, configurations
 from apo_lightning.errors import ConfigError
 from miniature_edition import MINIATURE
@@ -14,8 +24,8 @@ def test_each_edition_names_existing_things_and_gives_every_compared_arm_three_s
     protocol = load_protocol(name)
     for question in protocol.questions:
         stage = protocol.stage(question.stage)
-        for method in {method for pair in question.pairs for method in pair}:
-            plain = method.removesuffix(AVERAGED)
+        for method in {method for pair in question.pairs for method in pair} - {HALF}:
+            plain = method_of(method)
             of = stage if plain in (*stage.methods, *stage.arms) else protocol.stage("main")
             assert all(len(of.seeds[world]) >= 3 for world in question.worlds), (question.key, method)
 
@@ -55,7 +65,7 @@ def test_what_leads_nowhere_is_refused(tmp_path, before, after, message):
     path.write_text(MINIATURE.replace(before, after))
     with pytest.raises(ConfigError, match=message):
         load_protocol(str(path))
-    with pytest.raises(ConfigError, match="edition=ful: choose from cliff, countdown_rates, full, hour, language, lon"):
+    with pytest.raises(ConfigError, match="edition=ful: choose from branches, cliff, countdown_rates, full, hour, lang"):
         load_protocol("ful")
 
 

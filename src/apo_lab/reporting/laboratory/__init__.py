@@ -6,6 +6,7 @@ from apo_lab.editions.protocol import Protocol
 from apo_lab.reporting.laboratory.comparisons import answered
 from apo_lab.reporting.laboratory.figures import laboratory_figures
 from apo_lab.reporting.laboratory.levels import level_tables
+from apo_lab.reporting.laboratory.lost import lost_tables
 from apo_lab.reporting.laboratory.reading import read_edition
 from apo_lab.reporting.laboratory.tables import (
     LONG,
@@ -37,7 +38,7 @@ def laboratory_report(tables: Path, protocol: Protocol, *, date: str, registrati
     for stage in stages:
         made.append(long_table(edition) if stage.name == LONG else arms_table(edition, stage))
         made.append(verdicts_table(stage, questions))
-    made += level_tables(edition)
+    made += [*level_tables(edition), *lost_tables(edition)]
     made += [tuning_table(edition), prediction_table(edition, questions)]
     return Report(
         title=f"The laboratory, edition {Path(protocol.name).stem}",

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from apo_lab.editions.protocol import AVERAGED, Prediction, Question
+from apo_lab.editions.protocol import BLOCKS, HALF, Prediction, Question, method_of
 from apo_lab.reporting.laboratory.reading import Edition, arm_name
-from apo_lab.statistics.verdicts import ArmScores, Contrast, Outcome, Verdict, compare, decide
+from apo_lab.statistics.verdicts import MIN_SEEDS, ArmScores, Contrast, Outcome, Verdict, compare, decide
 
 DECIDED = (Outcome.HIGHER, Outcome.LOWER, Outcome.EQUIVALENT)
 
@@ -82,20 +82,21 @@ def _answer(edition: Edition, question: Question) -> Answered:
 
 def _compared(edition: Edition, question: Question, before: str, after: str) -> Comparison:
     stage = edition.protocol.stage(question.stage)
-    arms = [edition.arm(stage, question.worlds, name) for name in (before, after)]
+    arms = [edition.arm(stage, question.worlds, name) for name in (before, after) if name != HALF]
     with_runs = [set(arm.scores(question.endpoint).tables) for arm in arms]
     common = [world for world in question.worlds if all(world in worlds for worlds in with_runs)]
-    is_averaged = before.endswith(AVERAGED) or after.endswith(AVERAGED)
+    is_trained = before == method_of(before) != HALF and after == method_of(after)
 
     def contrast(endpoint: str) -> Contrast:
-        return compare(*(arm.within(common).scores(endpoint) for arm in arms))
+        scores = [arm.within(common).scores(endpoint) for arm in arms]
+        return compare(*([_half(common)] if before == HALF else []), *scores)
 
     return Comparison(
         before=before,
         after=after,
         contrast=contrast(question.endpoint) if common else None,
         has_all_worlds=len(common) == len(question.worlds),
-        last=contrast("last") if common and not is_averaged else None,
+        last=contrast("last") if common and is_trained else None,
         verdict=None,
         num_done=sum(len(arm.runs) for arm in arms),
         num_planned=sum(arm.num_planned for arm in arms),
@@ -104,6 +105,11 @@ def _compared(edition: Edition, question: Question, before: str, after: str) -> 
 
 def _is_finished(comparison: Comparison) -> bool:
     return comparison.num_done == comparison.num_planned
+
+
+def _half(worlds: Sequence[str]) -> ArmScores:
+    """Runs whose endpoint is one half, a logit of 0, on all problems."""
+    return ArmScores(name=HALF, tables={world: torch.zeros(MIN_SEEDS, BLOCKS) for world in worlds})
 
 
 _NOTHING = ArmScores(name="", tables={"": torch.zeros(1, 2)})

@@ -9,9 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from apo_lab.editions.protocol import AVERAGED, Question, World
+from apo_lab.editions.protocol import AVERAGED, OF_ENTRANCES, Question, World, method_of
 from apo_lab.reporting.figures.canvas import NamedFigure, method_legend, panels, styled, ticks_in_per_cent
-from apo_lab.reporting.laboratory.levels import EXPLORED, LOCKS, Group, best_single_strategy, groups
+from apo_lab.reporting.laboratory.levels import EVERY, EXPLORED, LOCKS, Group, best_single_strategy, groups
+from apo_lab.reporting.laboratory.lost import lost_figures
 from apo_lab.reporting.laboratory.reading import ArmRuns, Edition, arm_name
 from apo_lab.reporting.names import BASE
 from apo_lab.reporting.style import QUIET, Style, styles_of
@@ -19,17 +20,15 @@ from apo_lab.reporting.style import QUIET, Style, styles_of
 DOTTED = (1.0, 1.3)
 NEWEST, OTHERS = {"linewidth": 1.8, "zorder": 18}, {"linewidth": 0.8, "alpha": 0.6}
 """Looks of the arm that a panel is about, and of those that it is compared with."""
-EVERY = 2
-"""Every second level and evaluation point is drawn: the lines are smooth, and files half as large."""
 Styles = Mapping[str, Style]
 
 
 def laboratory_figures(edition: Edition) -> list[NamedFigure]:
-    """Level by level, then a figure of paths for each question that has runs."""
+    """Level by level and where it is lost, then a figure of paths for each question about pass@64 that has runs."""
     styles = _styles(edition)
     by_level = [_of_group(group, edition.protocol.worlds, styles) for group in groups(edition)]
     of_questions = [_of_question(edition, question, styles) for question in edition.protocol.questions]
-    return [*by_level, *(figure for figure in of_questions if figure)]
+    return [*by_level, *lost_figures(edition), *(figure for figure in of_questions if figure)]
 
 
 def _of_group(group: Group, worlds: Mapping[str, World], styles: Styles) -> NamedFigure:
@@ -84,12 +83,12 @@ def paths_figure(
         start = arms[names[0]].path.iloc[0]
         axes.plot(start["pass@1"], start["pass@64"], "X", color=styles[BASE].color, zorder=40)
         if len(shown) > 1:
-            axes.set_title(arm_name(names[-1].removesuffix(AVERAGED)))
+            axes.set_title(arm_name(method_of(names[-1])))
         axes.set_xlabel("pass@1")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
         ticks_in_per_cent(axes.xaxis, axes.yaxis)
     grid[0].set_ylabel("pass@64")
-    labels = [BASE, *(arm.label for name, arm in arms.items() if not name.endswith(AVERAGED))]
+    labels = [BASE, *(arm.label for name, arm in arms.items() if name == method_of(name))]
     method_legend(figure, styles, labels, most_columns=2 if len(shown) == 1 else 4)
     return figure
 
@@ -97,10 +96,12 @@ def paths_figure(
 def _of_question(edition: Edition, question: Question, styles: Styles) -> NamedFigure | None:
     stage = edition.protocol.stage(question.stage)
     names = dict.fromkeys(itertools.chain(*question.pairs))
+    if question.endpoint in OF_ENTRANCES or any(name not in (m := method_of(name), m + AVERAGED) for name in names):
+        return None  # `lost_figures` draws these
     arms = {name: arm for name in names if len((arm := edition.arm(stage, question.worlds, name)).runs)}
     if not any(after in arms for _, after in question.pairs):
         return None
-    is_averaged = any(name.endswith(AVERAGED) for name in arms)
+    is_averaged = any(name != method_of(name) for name in arms)
     dots = " Dotted: averages of the last policy with the base model." if is_averaged else ""
     worlds = [edition.protocol.worlds[name] for name in question.worlds]
     return NamedFigure(
@@ -115,7 +116,7 @@ def _draw_path(axes: Axes, arm: ArmRuns, style: Style, look: Mapping[str, float]
     order = {"linewidth": 1.4, "zorder": 2 + style.rank, **look}
     drawn = arm.path[::-1][::EVERY][::-1]  # the last policy among them
     axes.plot(drawn["pass@1"], drawn["pass@64"], **style.line, **order)
-    if not arm.name.endswith(AVERAGED):  # an average's path ends at the last policy, which has its marker
+    if arm.name == method_of(arm.name):  # an average's path ends at the last policy, which has its marker
         end, front = arm.path.iloc[-1], 20 + look.get("zorder", style.rank)
         axes.plot(end["pass@1"], end["pass@64"], style.marker, color=style.color, zorder=front)
 

@@ -1,4 +1,4 @@
-"""The runs of the stage `main` at equal pass@1, level by level: what no registered verdict shows, and its tables."""
+"""The runs of the main stages at equal pass@1, level by level: what no registered verdict shows, and its tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from apo_lab.editions.protocol import AVERAGED, World
+from apo_lab.editions.protocol import AVERAGED, World, method_of
 from apo_lab.puzzles.locks import Locks
 from apo_lab.reporting.laboratory.reading import MAIN, ArmRuns, Edition, Frame, arm_name
 from apo_lab.reporting.records import Cell, Table, TableRow, left, right, row_of
@@ -25,6 +25,8 @@ FROM_L = (-0.11, -0.06, -0.03, -0.015, -0.005, 0.0, 0.01, 0.03, 0.06, 0.10)
 """The levels of the tables, as distances from L*: close together where cliffs are."""
 LEAST_SHARE = 0.5
 """A level is in the tables if so many runs of some arm reach it in each world."""
+EVERY = 2
+"""Every second level and evaluation point is drawn: the lines are smooth, and files half as large."""
 SPACING = 0.0025
 """Of the levels that figures and bands have."""
 WIDEST_GAP = 0.03
@@ -52,7 +54,7 @@ class Group:
     @property
     def trained(self) -> list[str]:
         """Names of the arms, without averages."""
-        return [name for name in self.arms if not name.endswith(AVERAGED)]
+        return [name for name in self.arms if name == method_of(name)]
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -115,13 +117,16 @@ class Group:
 
 @cache
 def groups(edition: Edition) -> list[Group]:
-    """The groups of worlds of the stage `main`; those of several L*, of one arm or that are not dense are left out."""
-    stage = next((stage for stage in edition.protocol.stages if stage.name == MAIN), None)
+    """The groups of worlds of the stage `main` and of those whose policies are averaged.
+
+    Those of several L*, of one arm or that are not dense are left out, and so are averages of a part of the model.
+    """
+    stages = [stage for stage in edition.protocol.stages if stage.name == MAIN or stage.is_averaged]
     found = []
-    for worlds, arms in edition.arms(stage).items() if stage else ():
+    for worlds, arms in (each for stage in stages for each in edition.arms(stage).items()):
         levels = {edition.protocol.worlds[world].level for world in worlds}
         if len(levels) == 1 and len(arms) > 1:
-            by_name = {arm.name: arm for arm in arms}
+            by_name = {arm.name: arm for arm in arms if arm.name in (m := method_of(arm.name), m + AVERAGED)}
             found.append(Group(name=edition.group_name(worlds), worlds=worlds, level=min(levels), arms=by_name))
     return [group for group in found if group.is_dense]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from apo_lab.editions.protocol import AVERAGED, BLOCKS, ENDPOINTS, Protocol, Stage, method_of
+from apo_lab.editions.protocol import AVERAGED, BLOCKS, ENDPOINTS, HALF, Protocol, Stage, method_of
 from apo_lab.reporting.names import BASE, METHODS
 from apo_lab.statistics.verdicts import ArmScores, pseudo_values
 from apo_lightning.errors import ConfigError
@@ -133,7 +133,8 @@ class Edition:
         questions = [question for question in self.protocol.questions if question.stage == stage.name]
         found = {question.worlds: own for question in questions}
         for question in questions:
-            found[question.worlds] = [*dict.fromkeys([*found[question.worlds], *itertools.chain(*question.pairs)])]
+            named = (name for name in itertools.chain(*question.pairs) if name != HALF)
+            found[question.worlds] = [*dict.fromkeys([*found[question.worlds], *named])]
         family = {world: self.protocol.worlds[world].family for world in stage.seeds}
         seen = set(itertools.chain(*found))
         for name in dict.fromkeys(family[world] for world in stage.seeds if world not in seen):
@@ -200,8 +201,8 @@ def arm_name(name: str) -> str:
         >>> arm_name("grpo+average"), arm_name("grpo+average_last"), arm_name("apo")
         ('GRPO, averaged', 'GRPO, last third averaged', 'APO')
     """
-    if name == "base":
-        return BASE
+    if name in (HALF, "base"):
+        return {HALF: "one half"}.get(name, BASE)
     method, averaged, part = name.partition(AVERAGED)
     return METHODS[method] + (averaged and AVERAGES[part.removeprefix("_")])
 

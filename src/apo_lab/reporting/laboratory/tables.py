@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 
-from apo_lab.editions.protocol import AVERAGED, Stage
+from apo_lab.editions.protocol import AVERAGED, Stage, method_of
 from apo_lab.editions.tuning import chosen, configurations
 from apo_lab.reporting.laboratory.comparisons import Answered, Comparison, prediction_outcome
 from apo_lab.reporting.laboratory.reading import KS, MAIN, ArmRuns, Edition, Frame
@@ -31,6 +31,8 @@ COMPARED = {
     "area": "the areas",
     "passage": "pass@64 where pass@1 first reaches L*, over the runs that reach it",
     "last": "pass@64 at the last step",
+    "entered": "the share of a problem's entrances that 64 samples take where pass@1 first reaches L*",
+    "locked_share": "the share of the loss of pass@64 that is locked where pass@1 first reaches L*",
 }
 """Endpoint of a question → what its table compares."""
 TAIL = 0.4
@@ -58,7 +60,7 @@ def arms_table(edition: Edition, stage: Stage) -> Table:
         group = edition.group_name(worlds)
         ends = (share_cell(bare(arms[0].mean(f"base_pass@{k}"))) for k in KS)
         rows.append(row_of(BASE, EMPTY, EMPTY, *ends, EMPTY, EMPTY, EMPTY, EMPTY, section=group))
-        rows += [_arm_row(arm, group) for arm in arms]
+        rows += [_arm_row(arm, group) for arm in arms if arm.name in (m := method_of(arm.name), m + AVERAGED)]
     return Table(
         name=f"lab_{stage.name}_arms",
         title=f"{stage_title(stage)}: arms, in per cent",
@@ -203,7 +205,7 @@ def _arm_row(arm: ArmRuns, group: str) -> TableRow:
     last, area = (share_cell(estimate_of(mean_interval(arm.scores(endpoint)))) for endpoint in ("last", "area"))
     num_reached = int((arm.runs["reached"] >= arm.runs["level"]).sum())
     runs, reached = f"{len(arm.runs)} of {arm.num_planned}", f"{num_reached} of {len(arm.runs)}"
-    ends = (EMPTY,) * 4 if arm.name.endswith(AVERAGED) else (one, eight_at_end, last, alive)
+    ends = (EMPTY,) * 4 if arm.name != method_of(arm.name) else (one, eight_at_end, last, alive)
     return row_of(arm.label, arm.settings, runs, *ends, area, eight, reached, section=group)
 
 

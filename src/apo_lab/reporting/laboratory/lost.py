@@ -1,0 +1,161 @@
+"""Where pass@64 is lost at equal pass@1: entrances or skills, method by method, and in which layers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from apo_lab.editions.protocol import AVERAGED, averages_of
+from apo_lab.reporting.figures.canvas import NamedFigure, panels, styled, ticks_in_per_cent
+from apo_lab.reporting.laboratory.levels import EVERY, Group, groups
+from apo_lab.reporting.laboratory.reading import ArmRuns, Edition
+from apo_lab.reporting.records import Cell, Table, TableRow, left, right, row_of
+from apo_lab.reporting.style import QUIET
+from apo_lab.reporting.tables.cells import EMPTY
+from apo_lab.statistics.levels import at_levels
+from apo_lightning.model.average import PARTS
+
+PARTS_OF_CHANGE = {"locked": "#c8401f", "forgotten": "#0b4f9e", "opened": "#e69f00", "learnt": "#0a8f6a"}
+"""The columns of the change of pass@64, with the colours of their lines."""
+METRICS = ("pass@64", *PARTS_OF_CHANGE, "entered@64", "forced_pass@1")
+PART_COLORS = dict(zip(PARTS, ("#1f2328", "#0a8f6a", "#e69f00", "#c8401f", "#5b3a8c"), strict=True))
+PART_NAMES = {
+    "all": "all weights averaged",
+    **{part: f"{part} third averaged" for part in ("first", "middle", "last")},
+    "outside": "embeddings and head averaged",
+}
+Values = Float[NDArray[np.float64], "_"]
+
+
+def lost_tables(edition: Edition) -> list[Table]:
+    """A table for each group of worlds whose runs have entrances measured."""
+    return [lost_table(edition, group) for group in groups(edition) if _is_measured(group)]
+
+
+def lost_table(edition: Edition, group: Group) -> Table:
+    """Each arm and each average where pass@1 first reaches L*: the parts of its change of pass@64."""
+    rows: list[TableRow] = []
+    for arm in _arms(edition, group):
+        reached = {name: _at_level(arm, name, group.level) for name in METRICS}
+        count = f"{np.isfinite(reached['pass@64']).sum()} of {arm.num_planned}"
+        cells = [_cell(values, 1 if name == "entered@64" else 100) for name, values in reached.items()]
+        section = "Averages of the last policy with the base model" if AVERAGED in arm.name else "Training"
+        rows.append(row_of(arm.label, count, *cells, section=section))
+    return Table(
+        name=f"lab_lost_{group.name}",
+        title=f"Where pass@64 is lost: at a pass@1 of {100 * group.level:.3g} % ({group.name})",
+        columns=(
+            *left("Arm"),
+            *right("Runs", "pass@64 [%]"),
+            *right(*PARTS_OF_CHANGE, group="Change of pass@64 from the base model [points]"),
+            *right("Entrances entered", "Forced pass@1 [%]"),
+        ),
+        rows=tuple(sorted(rows, key=lambda row: row.section != "Training")),
+        notes=(
+            "± standard error over the runs that reach this pass@1. Locked and opened: what falls and rises of the "
+            "probability of entrances took and brought; forgotten and learnt: the same of the pass@1 behind them. The "
+            "four sum to the change. Entrances entered: the mean number of a problem's entrances that 64 samples take.",
+        ),
+    )
+
+
+def lost_figures(edition: Edition) -> Iterator[NamedFigure]:
+    """For each group of worlds: the parts of the change along training, and the averages of parts of the model."""
+    for group in (group for group in groups(edition) if _is_measured(group)):
+        by_name = {arm.name: arm for arm in _arms(edition, group)}
+        averaged = [name for name in group.trained if f"{name}{AVERAGED}_{PARTS[1]}" in by_name]
+        yield NamedFigure(
+            f"lab_lost_{group.name}",
+            f"Where pass@64 is lost along training ({group.name})",
+            "Change of pass@64 from the base model where pass@1 first reaches a level, as the sum of four parts: means "
+            "over the runs, as far as half of them get. Upright line: L*.",
+            parts_figure({name: by_name[name] for name in averaged or group.trained[:2]}, group),
+        )
+        if averaged:
+            yield NamedFigure(
+                f"lab_layers_{group.name}",
+                f"Averages of a part of the model with its base ({group.name})",
+                "Lines go from the last policy (marker) to the base model's weights in that part. Grey: training, "
+                "from the base model (cross). Means over runs; upright line: L*.",
+                layers_figure(dict.fromkeys(averaged, by_name), group),
+            )
+
+
+@styled
+def parts_figure(arms: Mapping[str, ArmRuns], group: Group) -> Figure:
+    """A panel an arm: the four parts of the change of pass@64 over pass@1."""
+    figure, grid = panels(len(arms), height=2.4, most_columns=3)
+    levels = group.grid[::EVERY]
+    for axes, arm in zip(grid, arms.values(), strict=True):
+        for name, color in PARTS_OF_CHANGE.items():
+            curves = np.stack([_along(points, name, levels) for _, points in arm.by_run()], axis=1)
+            is_common = np.isfinite(curves).mean(1) >= 0.5
+            axes.plot(levels[is_common], np.nanmean(curves[is_common], axis=1), color=color, label=name)
+        axes.axvline(group.level, color=QUIET, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+        axes.axhline(0, color=QUIET, linewidth=0.6, zorder=1)
+        axes.set_title(arm.label)
+        axes.set_xlabel("pass@1")
+        ticks_in_per_cent(axes.xaxis, axes.yaxis)
+    _share_y(grid)
+    grid[0].set_ylabel("change of pass@64")
+    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(PARTS_OF_CHANGE))
+    return figure
+
+
+@styled
+def layers_figure(arms: Mapping[str, Mapping[str, ArmRuns]], group: Group) -> Figure:
+    """A panel a method: its path of training, and the paths of averages of its last policy, part by part."""
+    figure, grid = panels(len(arms), height=2.6, most_columns=2)
+    for axes, (name, by_name) in zip(grid, arms.items(), strict=True):
+        trained = by_name[name].path
+        axes.plot(trained["pass@1"], trained["pass@64"], color=QUIET, linewidth=1.0, label="training")
+        for part, average in zip(PARTS, averages_of(name, PARTS[1:]), strict=True):
+            path = by_name[average].path
+            axes.plot(path["pass@1"], path["pass@64"], color=PART_COLORS[part], marker=".", label=PART_NAMES[part])
+        for point, marker in ((trained.iloc[0], "X"), (trained.iloc[-1], "s")):
+            axes.plot(point["pass@1"], point["pass@64"], marker, color=QUIET, zorder=40)
+        axes.axvline(group.level, color=QUIET, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+        axes.set_title(by_name[name].label)
+        axes.set_xlabel("pass@1")
+        ticks_in_per_cent(axes.xaxis, axes.yaxis)
+    _share_y(grid)
+    grid[0].set_ylabel("pass@64")
+    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+def _is_measured(group: Group) -> bool:
+    curves = next(iter(group.arms.values())).curves
+    return "locked" in curves and bool(curves["locked"].notna().any())
+
+
+def _arms(edition: Edition, group: Group) -> list[ArmRuns]:
+    """The arms of a group, with the averages of parts."""
+    stage = next(s for s in edition.protocol.stages if set(group.worlds) <= set(s.seeds) and not s.tries_all)
+    names = [name for own in group.trained for name in (own, *averages_of(own, PARTS[1:]))]
+    return [arm for name in names if len((arm := edition.arm(stage, group.worlds, name)).runs)]
+
+
+def _at_level(arm: ArmRuns, metric: str, level: float) -> Values:
+    return np.array([_along(points, metric, np.array([level]))[0] for _, points in arm.by_run()])
+
+
+def _along(points: Mapping[str, Sequence[float]], metric: str, levels: Values) -> Values:
+    ones, values = (np.asarray(points[name], dtype=np.float64) for name in ("pass@1", metric))
+    return at_levels(ones, values, levels)
+
+
+def _cell(values: Values, scale: float) -> Cell:
+    found = scale * values[np.isfinite(values)]
+    if not len(found):
+        return EMPTY
+    error = f" ± {found.std(ddof=1) / np.sqrt(len(found)):.{1 if scale > 1 else 2}f}" if len(found) > 1 else ""
+    return Cell(f"{found.mean():.{1 if scale > 1 else 2}f}{error}", float(found.mean()))
+
+
+def _share_y(grid: Sequence) -> None:
+    low, high = min(axes.get_ylim()[0] for axes in grid), max(axes.get_ylim()[1] for axes in grid)
+    for axes in grid:
+        axes.set_ylim(low, high)
