@@ -7,10 +7,13 @@ import numpy as np
 import pandas as pd
 import torch
 
-from apo_lab.editions.protocol import AVERAGED, Protocol
+from apo_lab.editions.protocol import AVERAGED, Protocol, averages_of, method_of
 from apo_lab.editions.tuning import TUNING, chosen
+from apo_lab.statistics.at_passage import entered, locked_share
 from apo_lab.statistics.exact import exact_pass_at_k
+from apo_lab.statistics.passage import passage_leave_one_block_out
 from apo_lab.statistics.paths import last_leave_one_block_out, leave_one_block_out
+from apo_lightning.model.average import PARTS
 
 POINTS, PROBLEMS, SAMPLES = 12, 64, 512
 KS = (1, 8, 64)
@@ -39,12 +42,13 @@ def write_tables(folder: Path, protocol: Protocol, losses: dict[str, float], reg
             if stage.name == TUNING:
                 arms = {m: [arm.variant for arm in protocol.tuned[m].arms(family)] for m in stage.methods}
             arms |= {arm: [""] for arm in stage.arms}
-            averages = {m + AVERAGED: v for m, v in arms.items() if stage.name == "main"}
+            averages = {m + AVERAGED: v for m, v in arms.items() if stage.is_averaged}
+            averages |= {name: arms[m] for m in stage.averaged_by_part for name in averages_of(m, PARTS[1:])[1:]}
             for name, variants in (arms | averages).items():
-                if name.removesuffix(AVERAGED) not in losses:
+                if method_of(name) not in losses:
                     continue
                 for place, variant in enumerate(variants):
-                    loss = losses[name.removesuffix(AVERAGED)] * (1 / 3 if name.endswith(AVERAGED) else 1)
+                    loss = losses[method_of(name)] * (1 / 3 if AVERAGED in name else 1)
                     for seed in seeds[: changes.get("seeds")]:
                         key = {"world": world, "method": name, "variant": variant, "seed": seed}
                         run, curve = _run(loss + 0.02 * place, protocol.worlds[world].level, key)
@@ -69,13 +73,23 @@ def success_of(loss: float, seed: int, world: str) -> torch.Tensor:
 def _run(loss: float, level: float, key: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     success = success_of(loss, key["seed"], key["world"])
     passes = {k: exact_pass_at_k(success, k).mean(1) for k in KS}
-    is_average = key["method"].endswith(AVERAGED)
+    is_average = AVERAGED in key["method"]
+    many = exact_pass_at_k(success, 64)
+    # APO forgets what GRPO locks.
+    jitter = np.random.default_rng(key["seed"]).uniform(-0.1, 0.1, PROBLEMS)
+    share = torch.from_numpy((0.25 if "apo" in key["method"] else 0.75) + jitter)
+    lost = {"locked": share * (many - many[0]).clamp(max=0), "forgotten": (1 - share) * (many - many[0]).clamp(max=0)}
+    lost |= {"opened": (many - many[0]).clamp(min=0), "learnt": torch.zeros_like(many)}
     curve = [
         {
             **key,
             "step": 2 * (POINTS - 1) if is_average else 2 * place,
             "base_weight": 1 - place / (POINTS - 1) if is_average else None,
             **{f"pass@{k}": passes[k][place].item() for k in KS},
+            **{name: part[place].mean().item() for name, part in lost.items()},
+            "entered": many[place].mean().item(),
+            "entered@64": 3 * many[place].mean().item(),
+            "forced_pass@1": success[place].mean().item(),
             "alive": 1 - 0.05 * loss * place,
             "strategy_entropy": 2 - loss * place / POINTS,
             "tokens_sampled": SAMPLES * 2 * place,
@@ -94,4 +108,13 @@ def _run(loss: float, level: float, key: dict[str, Any]) -> tuple[dict[str, Any]
     last = last_leave_one_block_out(success, 64)
     run |= {f"last_without_{block}": value for block, value in enumerate(last.without.tolist())}
     run |= {f"base_pass@{k}": passes[k][0].item() for k in KS}
+    at_level = {
+        "passage": passage_leave_one_block_out(success, 64, level),
+        "entered": entered(success, many, level),
+        "locked_share": locked_share(success, lost["locked"], lost["forgotten"], level),
+    }
+    for name, values in at_level.items():
+        if values is not None:
+            run |= {f"{name}_without_{block}": value for block, value in enumerate(values.without.tolist())}
+            run[name] = values.value
     return run, curve

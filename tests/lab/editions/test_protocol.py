@@ -65,7 +65,7 @@ def test_what_leads_nowhere_is_refused(tmp_path, before, after, message):
     path.write_text(MINIATURE.replace(before, after))
     with pytest.raises(ConfigError, match=message):
         load_protocol(str(path))
-    with pytest.raises(ConfigError, match="edition=ful: choose from branches, cliff, countdown_rates, full, hour, lang"):
+    with pytest.raises(ConfigError, match="edition=ful: choose from branches, cliff, countdown_rates, full, hour"):
         load_protocol("ful")
 
 

@@ -24,7 +24,8 @@ def test_an_edition_from_its_base_model_to_its_tables_and_page(tmp_path):
     tables = tmp_path / "lab" / "tables"
     runs = pd.read_csv(tables / "runs.csv.gz", keep_default_na=False)
     assert "tuning          0 of    2 runs done" in said
-    assert sorted(runs.method) == ["apo", "apo", "apo", "apo+average", "grpo", "grpo+average", "strong", "wide"]
+    averages = ["grpo+average", *(f"grpo+average_{part}" for part in ("first", "last", "middle", "outside"))]
+    assert sorted(runs.method) == ["apo", "apo", "apo", "apo+average", "grpo", *averages, "strong", "wide"]
     tuning = runs[runs.stage == "tuning"]
     best = tuning.variant[tuning.area.idxmax()]
     assert set(runs.variant[runs.method == "apo+average"]) == {best}
@@ -62,6 +63,13 @@ def averages_lead_from_the_base_to_the_last_policy(tables, runs):
     assert path["pass@1"].iloc[0] == trained["pass@1"].iloc[0]
     assert path["pass@1"].iloc[-1] == trained["pass@1"].iloc[-1]
     assert set(runs.weights_sha256[runs.method == "grpo"]) == set(runs.weights_sha256[runs.method == "grpo+average"])
+    for part in ("first", "middle", "last", "outside"):
+        of_part = curves[curves.method == f"grpo+average_{part}"]
+        assert of_part.base_weight.tolist() == [1.0, 0.5, 0.0]
+        assert of_part["forced_pass@1"].iloc[-1] == trained["forced_pass@1"].iloc[-1]
+        assert runs.area[runs.method == f"grpo+average_{part}"].tolist() == [""]  # it begins elsewhere than the base
+    changes = trained[["locked", "opened", "forgotten", "learnt"]].sum(axis=1)
+    assert changes.to_numpy() == pytest.approx(trained["pass@64"] - trained["pass@64"].iloc[0], abs=1e-5)
 
 
 def log_probs_are_deleted_and_weights_stay(lab):

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from apo_lab.editions.protocol import AVERAGED, averages_of
 from apo_lab.reporting.figures.canvas import NamedFigure, panels, styled, ticks_in_per_cent
 from apo_lab.reporting.laboratory.levels import EVERY, Group, groups
-from apo_lab.reporting.laboratory.reading import ArmRuns, Edition
+from apo_lab.reporting.laboratory.reading import ArmRuns, Edition, Frame
 from apo_lab.reporting.records import Cell, Table, TableRow, left, right, row_of
 from apo_lab.reporting.style import QUIET
-from apo_lab.reporting.tables.cells import EMPTY
+from apo_lab.reporting.tables.cells import EMPTY, PER_CENT
 from apo_lab.statistics.levels import at_levels
 from apo_lightning.model.average import PARTS
 
@@ -40,7 +40,7 @@ def lost_table(edition: Edition, group: Group) -> Table:
     for arm in _arms(edition, group):
         reached = {name: _at_level(arm, name, group.level) for name in METRICS}
         count = f"{np.isfinite(reached['pass@64']).sum()} of {arm.num_planned}"
-        cells = [_cell(values, 1 if name == "entered@64" else 100) for name, values in reached.items()]
+        cells = [_cell(values, 1.0 if name == "entered@64" else PER_CENT) for name, values in reached.items()]
         section = "Averages of the last policy with the base model" if AVERAGED in arm.name else "Training"
         rows.append(row_of(arm.label, count, *cells, section=section))
     return Table(
@@ -142,8 +142,8 @@ def _at_level(arm: ArmRuns, metric: str, level: float) -> Values:
     return np.array([_along(points, metric, np.array([level]))[0] for _, points in arm.by_run()])
 
 
-def _along(points: Mapping[str, Sequence[float]], metric: str, levels: Values) -> Values:
-    ones, values = (np.asarray(points[name], dtype=np.float64) for name in ("pass@1", metric))
+def _along(points: Frame, metric: str, levels: Values) -> Values:
+    ones, values = (points[name].to_numpy(float) for name in ("pass@1", metric))
     return at_levels(ones, values, levels)
 
 
