@@ -100,7 +100,7 @@ def parts_figure(arms: Mapping[str, ArmRuns], group: Group) -> Figure:
         ticks_in_per_cent(axes.xaxis, axes.yaxis)
     _share_y(grid)
     grid[0].set_ylabel("change of pass@64")
-    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(PARTS_OF_CHANGE))
+    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=4 if len(grid) > 1 else 2)
     return figure
 
 
@@ -122,7 +122,7 @@ def layers_figure(arms: Mapping[str, Mapping[str, ArmRuns]], group: Group) -> Fi
         ticks_in_per_cent(axes.xaxis, axes.yaxis)
     _share_y(grid)
     grid[0].set_ylabel("pass@64")
-    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=3 if len(grid) > 1 else 2)
     return figure
 
 
