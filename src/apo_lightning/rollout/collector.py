@@ -9,9 +9,15 @@ from transformers import PreTrainedTokenizerBase
 from apo_lightning.common.console import saying
 from apo_lightning.common.hashing import hash64
 from apo_lightning.common.phases import PhaseClock
+from apo_lightning.contracts import (
+    Reward,
+    SampleReward,
+    Samples,
+    TrainerState,
+    is_scored_while_generating,
+    score_samples,
+)
 from apo_lightning.model.tokenizer import completion_text
-from apo_lightning.rewards import Reward
-from apo_lightning.rewards.reward import SampleReward, Samples, TrainerState, is_scored_while_generating, score_samples
 from apo_lightning.rollout.engine import FinishedListener, RolloutEngine
 from apo_lightning.types import Completion, GenerationRequest, Prompt, Rollouts, Verdict
 
