@@ -108,11 +108,6 @@ class SampleReward(Protocol):
         ...
 
 
-def is_scored_while_generating(reward: Reward) -> bool:
-    """True for a reward that may be called while completions are still being sampled (see `Reward`)."""
-    return getattr(reward, "SCORES_WHILE_GENERATING", False)
-
-
 def score_samples(reward: Reward, samples: Samples) -> list[Verdict]:
     """The verdicts of any reward, from as much of the samples as it reads."""
     with forks_ended():

@@ -12,8 +12,7 @@ from apo_lightning.evaluation.records import Sample
 from apo_lightning.evaluation.samples_file import PlannedSample, SamplesFile
 from apo_lightning.evaluation.scoring import POLICY_MEANS, SUPPORT_MEANS, completion_means
 from apo_lightning.model.policy import Policy
-from apo_lightning.model.tokenizer import completion_text
-from apo_lightning.rollout.collector import sample_seed, samples_of
+from apo_lightning.rollout.collector import completion_text, sample_seed, samples_of
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.weight_sync import check_policy_version
 from apo_lightning.types import Completion, GenerationRequest, Prompt
