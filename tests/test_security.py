@@ -17,8 +17,8 @@ from omegaconf import OmegaConf
 
 from apo_lab.reporting.names import slug
 from apo_lab.reporting.runs import read_runs
+from apo_lightning.checkpoints.contents import SHARED
 from apo_lightning.checkpoints.folder import MANIFEST, crc32
-from apo_lightning.checkpoints.small_files import SHARED
 from apo_lightning.common.files import write_atomically
 from apo_lightning.data.files import HubDataset, ProblemSet
 from apo_lightning.data.prompts import PromptTemplate, build_prompt
@@ -183,7 +183,7 @@ def evaluated(run: Path) -> str:
 HOSTILE_NODES = {
     "of the library that opens files": {"_target_": "io.FileIO", "_args_": ["CANARY", "w"]},
     "of the package, but no model": {
-        "_target_": "apo_lightning.checkpoints.small_files.save_plain",
+        "_target_": "apo_lightning.checkpoints.contents.save_plain",
         "content": "x",
         "path": {"_target_": "pathlib.Path", "_args_": ["CANARY"]},
     },

@@ -10,18 +10,16 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from apo_lightning.advantages import AdvantageEstimator, advantages_of
-from apo_lightning.checkpoints import Checkpointer, GenerationStopped
+from apo_lightning.checkpoints import Checkpointer
 from apo_lightning.checkpoints.run_state import RunState
+from apo_lightning.checkpoints.stop import GenerationStopped
 from apo_lightning.common.phases import StepTimer
+from apo_lightning.contracts import AdvantageEstimator, Loss, advantages_of, check_error_rate
 from apo_lightning.distributed.gathering import Ranks, items_of_all_ranks
 from apo_lightning.distributed.lightning_private import forget_logged
 from apo_lightning.distributed.sharding import shard
-from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.flops import model_size
-from apo_lightning.model.policy import Policy
-from apo_lightning.model.reference import Reference
-from apo_lightning.rewards.verdicts import check_error_rate
+from apo_lightning.model.policy import Policy, Reference
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.weight_sync import check_policy_version, publish, start_engine
 from apo_lightning.step.part import Part, Setup
@@ -210,7 +208,7 @@ class RLVRModule(pl.LightningModule):
         *,
         policy: Policy,
         reference: Reference | None,
-        loss: PolicyLoss,
+        loss: Loss,
         advantage: AdvantageEstimator,
         parts: Sequence[Part],
         collector: Collector,

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, replace
 
-from apo_lightning.checkpoints.small_files import rollouts_from_plain
+from apo_lightning.checkpoints.contents import rollouts_from_plain
 from apo_lightning.types import SamplingRounds, concatenate
 from factories import make_rollouts
 

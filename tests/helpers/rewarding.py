@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from apo_lightning.contracts import Samples
 from apo_lightning.rewards import CallableReward, MathVerifyReward
-from apo_lightning.rewards.reward import Samples
 from apo_lightning.types import Verdict
 
 

@@ -1,6 +1,6 @@
 """Advantage estimators: rewards of a group → how much better each completion was than expected."""
 
-from apo_lightning.advantages.estimator import AdvantageEstimator, check_group_size, estimators_in, needs_of
+from apo_lightning.advantages.estimator import needs_of
 from apo_lightning.advantages.gae import GAE, gae_of
 from apo_lightning.advantages.group import GroupNormalized, LeaveOneOut
 from apo_lightning.advantages.pass_at_k import PassAtK
@@ -11,9 +11,9 @@ from apo_lightning.advantages.shaping import (
     OverlongPenalty,
     Shaped,
     Truncated,
-    advantages_of,
 )
 from apo_lightning.advantages.signed_reward import SignedReward
+from apo_lightning.contracts import AdvantageEstimator
 
 __all__ = [
     "GAE",
@@ -28,9 +28,6 @@ __all__ = [
     "Shaped",
     "SignedReward",
     "Truncated",
-    "advantages_of",
-    "check_group_size",
-    "estimators_in",
     "gae_of",
     "needs_of",
 ]

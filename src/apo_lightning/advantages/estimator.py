@@ -1,46 +1,24 @@
-"""What every advantage estimator is, and what several of them share.
-
-An estimator is called once a step, with whole groups. `keep` False removes a completion from the update and from every
-denominator; an advantage of 0 does not.
-"""
+"""What several advantage estimators share."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from apo_lightning.contracts import AdvantageEstimator, check_group_size
 from apo_lightning.errors import ConfigError
-from apo_lightning.types import AdvantageInputs, Advantages, Needs
+from apo_lightning.types import Advantages, Needs
 
 EPSILON = 1e-6
 """Bounds advantages where the standard deviation is nearly 0; verl's value."""
 
 
-@runtime_checkable
-class AdvantageEstimator(Protocol):
-    """Turns the rewards of a step's completions into advantages.
-
-    An estimator that reads the history of prompts, or is defined for rewards of 0 and 1 only, says so in `needs`. One
-    that cannot work with groups of any size has `check(group_size)`, which raises `ConfigError` before the run.
-    """
-
-    def __call__(self, inputs: AdvantageInputs) -> Advantages:
-        """Advantages of a step's completions."""
-        ...
-
-
 def needs_of(part: object) -> Needs:
     """The `needs` of an estimator, or of a part of one."""
     return getattr(part, "needs", Needs())
-
-
-def check_group_size(part: object, group_size: int) -> None:
-    """Raise `ConfigError` where an estimator, or a part of one, cannot work with groups of this size."""
-    getattr(part, "check", lambda group_size: None)(group_size)
 
 
 @dataclass(frozen=True)
@@ -77,13 +55,6 @@ class Wrapper:
         """Refuse what any part refuses."""
         for part in self.parts:
             check_group_size(part, group_size)
-
-
-def estimators_in(estimator: Any) -> Iterator[AdvantageEstimator]:
-    """An estimator and those that it wraps, from the outside in."""
-    yield estimator
-    if hasattr(estimator, "estimator"):
-        yield from estimators_in(estimator.estimator)
 
 
 def zero_where_equal(

@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from apo_lightning.advantages.estimator import estimators_in, keep_all
+from apo_lightning.advantages.estimator import keep_all
+from apo_lightning.contracts import estimators_in
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import AdvantageInputs, Advantages
 
@@ -54,6 +55,8 @@ class GAE:
     gae_lambda: float | int = 1.0
     gae_lambda_values: float | int | None = None
     whiten: str = "shift_scale"
+
+    per_token: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.gamma <= 1:

@@ -4,12 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeAlias
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from apo_lightning.advantages.estimator import AdvantageEstimator, Wrapper, check_group_size, keep_all
-from apo_lightning.advantages.gae import gae_of
+from apo_lightning.advantages.estimator import Wrapper
+from apo_lightning.contracts import without
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import AdvantageInputs, Advantages, mixed
 
@@ -151,42 +150,3 @@ class Informative(Wrapper):
         """The estimator's advantages, without the groups that are not mixed."""
         given = self.estimator(inputs)
         return replace(given, keep=given.keep & mixed(inputs.is_correct)[:, None])
-
-
-def without(estimator: AdvantageEstimator, inputs: AdvantageInputs, left_out: Tensor) -> Advantages:
-    """Advantages in groups from which some completions are left out.
-
-    The estimator is called with the rest of each group. Completions that are left out have A = 0, and so have all of a
-    group whose rest is a single completion, or too small for the estimator. `left_out` is [P, G].
-    """
-    if not left_out.any():
-        return estimator(inputs)
-    result = keep_all(torch.zeros_like(inputs.rewards))
-    for prompt, absent in enumerate(left_out):
-        members = (~absent).nonzero().flatten().tolist()
-        if len(members) >= 2 and _accepts(estimator, len(members)):
-            part = estimator(inputs.part(prompt, members))
-            result.values[prompt, members] = part.values[0]
-            result.keep[prompt, members] = part.keep[0]
-    return result
-
-
-def _accepts(estimator: AdvantageEstimator, group_size: int) -> bool:
-    try:
-        check_group_size(estimator, group_size)
-    except ConfigError:
-        return False
-    return True
-
-
-def advantages_of(estimator: AdvantageEstimator, inputs: AdvantageInputs) -> Advantages:
-    """The advantages of a step; completions that no reward applies to are left out of their groups.
-
-    With a critic, which has no groups, they leave the update: their return is unknown.
-    """
-    if inputs.unscored is None:
-        return estimator(inputs)
-    if gae_of(estimator) is None:
-        return without(estimator, inputs, inputs.unscored)
-    given = estimator(inputs)
-    return replace(given, keep=given.keep & ~inputs.unscored)

@@ -9,6 +9,18 @@ from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
 
+from apo_lightning.checkpoints.contents import (
+    SHARED,
+    are_finite,
+    load_plain,
+    load_tensors,
+    rank_file,
+    rollouts_from_plain,
+    rollouts_to_plain,
+    save_plain,
+    save_tensors,
+    tensor_shapes,
+)
 from apo_lightning.checkpoints.folder import (
     SNAPSHOTS,
     TENSORS,
@@ -31,22 +43,13 @@ from apo_lightning.checkpoints.run_state import (
     restore_shared_state,
     shared_state,
 )
-from apo_lightning.checkpoints.small_files import (
-    SHARED,
-    load_plain,
-    rank_file,
-    rollouts_from_plain,
-    rollouts_to_plain,
-    save_plain,
-)
 from apo_lightning.checkpoints.stop import StopRequest
-from apo_lightning.checkpoints.tensors import are_finite, load_tensors, save_tensors, tensor_shapes
 from apo_lightning.common.console import say
 from apo_lightning.common.random_states import random_states, restore_random_states
+from apo_lightning.contracts import has_too_many_errors
 from apo_lightning.distributed.gathering import Ranks, from_all_ranks, items_of_all_ranks
 from apo_lightning.errors import ConfigError, NonfiniteError, Preempted, in_brief
 from apo_lightning.model.policy import Policy
-from apo_lightning.rewards.verdicts import has_too_many_errors
 from apo_lightning.types import Rollouts
 
 

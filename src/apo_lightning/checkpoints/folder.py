@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from apo_lightning.checkpoints.tensors import load_tensors
+from apo_lightning.checkpoints.contents import load_tensors
 from apo_lightning.common.console import say
 from apo_lightning.common.files import publish_folder, to_json
 from apo_lightning.distributed.gathering import from_all_ranks

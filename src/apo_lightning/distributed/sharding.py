@@ -1,6 +1,6 @@
 """FSDP2: distributing the weights of the first rank as shards over all ranks."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import cast
 
@@ -15,9 +15,8 @@ from transformers import PreTrainedModel
 from apo_lightning.common.process_group import process_rank
 from apo_lightning.distributed.root_params import refuse_other_passes
 from apo_lightning.errors import ConfigError
-from apo_lightning.model.lora import LoRA, has_adapters
+from apo_lightning.model.lora import has_adapters
 from apo_lightning.model.policy import Policy
-from apo_lightning.model.spec import PolicySpec
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -40,11 +39,17 @@ class ShardedStrategy(ModelParallelStrategy):
         """The unsharded weights on the first rank, from loading to sharding; empty on the other ranks."""
 
 
-def load_model(spec: PolicySpec, lora: LoRA | None, seed: int, trainer: pl.Trainer) -> PreTrainedModel:
-    """Load the model and attach adapters; raises `ConfigError` for a sharding strategy of Lightning's own.
+def load_model(
+    load: Callable[[], PreTrainedModel], load_skeleton: Callable[[], PreTrainedModel], trainer: pl.Trainer
+) -> PreTrainedModel:
+    """A model with weights, or if the trainer shards its skeleton; the first rank then keeps the weights for `shard`.
 
-    If the trainer shards, the model is on the meta device on every rank, and the first rank keeps the weights for
-    `shard`.
+    Raises `ConfigError` for a sharding strategy of Lightning's own.
+
+    Args:
+        load: makes the model with its weights.
+        load_skeleton: makes the same model on the meta device.
+        trainer: of the run.
     """
     strategy = trainer.strategy
     if type(strategy) is ModelParallelStrategy:
@@ -52,16 +57,10 @@ def load_model(spec: PolicySpec, lora: LoRA | None, seed: int, trainer: pl.Train
             "trainer.strategy is ModelParallelStrategy: choose apo_lightning.distributed.sharding.ShardedStrategy"
         )
     if not isinstance(strategy, ShardedStrategy):
-        return _adapted(spec.load_model(seed), lora, seed)
+        return load()
     if trainer.global_rank == 0:
-        strategy.whole_weights = dict(_tensors(_adapted(spec.load_model(seed), lora, seed)))
-    return _adapted(spec.load_skeleton(), lora, seed)
-
-
-def _adapted(model: PreTrainedModel, lora: LoRA | None, seed: int) -> PreTrainedModel:
-    if lora is not None:
-        lora.attach(model, seed)
-    return model
+        strategy.whole_weights = dict(_tensors(load()))
+    return load_skeleton()
 
 
 def shard(policies: Sequence[Policy], trainer: pl.Trainer) -> None:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
+from apo_lightning.contracts import Reward
 from apo_lightning.data.files import HubDataset, ProblemSet
 from apo_lightning.data.prompts import PLACEHOLDER, PromptTemplate, build_prompt, build_prompts
 from apo_lightning.data.rows import Row
 from apo_lightning.data.sources import ProblemSource
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import DataCard
-from apo_lightning.rewards import Reward
 from apo_lightning.types import Prompt
 
 

@@ -5,17 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from apo_lightning.common.console import say, saying
+from apo_lightning.contracts import Reward, TrainerState, check_error_rate, score_samples
 from apo_lightning.distributed.gathering import from_all_ranks, items_of_all_ranks
 from apo_lightning.evaluation.progress import Progress
 from apo_lightning.evaluation.records import Sample
 from apo_lightning.evaluation.samples_file import PlannedSample, SamplesFile
 from apo_lightning.evaluation.scoring import POLICY_MEANS, SUPPORT_MEANS, completion_means
 from apo_lightning.model.policy import Policy
-from apo_lightning.model.tokenizer import completion_text
-from apo_lightning.rewards import Reward
-from apo_lightning.rewards.reward import TrainerState, score_samples
-from apo_lightning.rewards.verdicts import check_error_rate
-from apo_lightning.rollout.collector import sample_seed, samples_of
+from apo_lightning.rollout.collector import completion_text, sample_seed, samples_of
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.weight_sync import check_policy_version
 from apo_lightning.types import Completion, GenerationRequest, Prompt

@@ -1,6 +1,5 @@
-"""The base of every policy loss: what it reads, a clipped surrogate, importance weights and an entropy bonus."""
+"""The base of every policy loss: a clipped surrogate, importance weights and an entropy bonus."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -9,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from apo_lightning.contracts import Loss
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses.functional import (
     LOG_RATIO_LIMIT,
@@ -137,8 +137,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyLoss(ABC):
-    """A loss per token: `loss(inputs)` is minimised, after one weight per token and a sum.
+class PolicyLoss(Loss):
+    """A loss with a clipped surrogate, importance weights and an entropy bonus.
 
     A new loss is a frozen dataclass with `needs`, the declaration of what it reads, and `__call__`.
 
@@ -198,35 +198,14 @@ class PolicyLoss(ABC):
         """
         return
 
-    @abstractmethod
-    def __call__(self, inputs: LossInputs) -> LossOutput:
-        """Loss and metrics of some tokens; no token's loss depends on another token."""
-
     def completion_columns(self, inputs: LossInputs) -> Mapping[str, Float[Tensor, "tokens"]]:
-        """Values of tokens that depend on their whole completion; they come back as `LossInputs.columns`.
-
-        Called with every micro-batch where `needs.completions`: with all tokens of its completions, at the current
-        policy, and without a gradient.
-        """
+        """The importance weights, where they depend on whole completions."""
         return {} if self.importance is None else self.importance.columns(inputs)
 
     @property
     def support_size(self) -> int:
         """K, the size of what diagnostics call the support under this loss; 0 for a loss without anchors."""
         return self.needs.anchor_size
-
-    @property
-    def metric_defaults(self) -> Mapping[str, float]:
-        """Metric name → its value on tokens that the update does not run, for a mean over all response tokens.
-
-        A metric that is not named here is a mean over the tokens of the update to which it applies.
-        """
-        return {}
-
-    @property
-    def medians(self) -> frozenset[str]:
-        """Names of metrics that are logged as a median over tokens, since few large values would make up a mean."""
-        return frozenset()
 
     @property
     def _clip(self) -> dict[str, Any]:

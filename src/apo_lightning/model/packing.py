@@ -30,17 +30,6 @@ class Group:
     completion_lengths: tuple[int, ...]
     """Positions of each completion: all its tokens but the last, which predicts nothing. May be 0."""
 
-    @property
-    def prompt(self) -> slice:
-        """The prompt's positions."""
-        return slice(self.start, self.start + self.prompt_length)
-
-    @property
-    def completions(self) -> slice:
-        """The positions of all its completions, one after the other."""
-        start = self.start + self.prompt_length
-        return slice(start, start + sum(self.completion_lengths))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Microbatch:

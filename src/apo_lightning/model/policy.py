@@ -1,6 +1,7 @@
-"""The trained language model, and how it scores the tokens of a micro-batch."""
+"""The trained language model, the reference that it is compared with, and how both score a micro-batch."""
 
 import contextlib
+import copy
 import os
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -11,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import FSDPModule
 from transformers import AttentionInterface, PreTrainedModel, PreTrainedTokenizerBase
 
 from apo_lightning.common.files import write_atomically
@@ -20,7 +22,7 @@ from apo_lightning.errors import ConfigError, in_brief
 from apo_lightning.logprobs import DetachedHead, reference_statistics, token_statistics
 from apo_lightning.model.architecture import check_length
 from apo_lightning.model.attention import SHARED_PROMPTS, attend_registered, attention_arguments, use_shared_prompts
-from apo_lightning.model.lora import has_adapters, merged_parameters, on_first_rank, persistent_buffers
+from apo_lightning.model.lora import adapters_off, has_adapters, merged_parameters, on_first_rank, persistent_buffers
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.model.tokenizer import stop_token_ids
 from apo_lightning.types import ReferenceStatistics, TokenStatistics
@@ -216,3 +218,54 @@ class Policy(nn.Module):
                 "set XDG_CACHE_HOME to a folder that every rank can write"
             ) from error
         return folder
+
+
+class Reference:
+    """π_ref: a copy of the policy without gradients or, with adapters, the policy with its adapters switched off.
+
+    Training changes the adapters alone, and the head has none, so without them it is the model before training.
+
+    A copy that `is_mixed`, averaged with the policy during the run, stays in float32, and autocast rounds it in every
+    pass. Any other has rounded matrices: they are those that autocast would multiply by.
+
+    Not an `nn.Module`: registered as one, its weights would enter checkpoints, the optimizer and gradient
+    synchronisation.
+    """
+
+    def __init__(self, policy: Policy, *, is_mixed: bool = False) -> None:
+        self._is_copy = not has_adapters(policy.model)
+        self.policy = copy.deepcopy(policy).eval().requires_grad_(False) if self._is_copy else policy
+        self.policy.is_rounded_when_frozen = not is_mixed
+
+    @property
+    def copies(self) -> list[Policy]:
+        """Additional models, which must be sharded like the policy."""
+        return [self.policy] if self._is_copy else []
+
+    def to(self, device: torch.device) -> None:
+        """Move a copy's weights and round its matrices, unless it is mixed; shards stay where sharding placed them."""
+        if self._is_copy and not isinstance(self.policy, FSDPModule):
+            self.policy.to(device)
+            if self.policy.is_rounded_when_frozen:
+                self.policy.round_matrices()
+
+    def _as_reference(self) -> contextlib.AbstractContextManager[None]:
+        """Context in which `self.policy` computes the reference."""
+        return contextlib.nullcontext() if self._is_copy else adapters_off(self.policy.model)
+
+    @torch.no_grad()
+    def score(self, microbatch: Microbatch, anchor_size: int, *, temperature: float) -> ReferenceStatistics:
+        """log π_ref and the top `anchor_size` tokens at the micro-batch's response tokens; 0: no anchors."""
+        with self._as_reference():
+            return self.policy.as_reference(microbatch, anchor_size, temperature=temperature)
+
+    @torch.no_grad()
+    def hidden_states(self, microbatch: Microbatch) -> Float[Tensor, "tokens hidden"]:
+        """The reference's last hidden states at the response tokens, for the exact KL."""
+        with self._as_reference():
+            return self.policy.hidden_states(microbatch)
+
+    @property
+    def head_weight(self) -> Float[Tensor, "vocab hidden"]:
+        """The reference's own head."""
+        return self.policy.head_weight

@@ -1,4 +1,4 @@
-"""The character tokenizer of random models, completion text, and ids of stop tokens."""
+"""The character tokenizer of random models, tokens of a given completion, and ids of stop tokens."""
 
 import difflib
 import string
@@ -43,24 +43,6 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
-
-
-def completion_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], stop_token_ids: Sequence[int]) -> str:
-    """The text of a completion, without the stop token at its end, for rewards, rollout files and evaluations.
-
-    Every other token is kept, also special ones: an answer with a special token in it is another answer. An id unknown
-    to the tokenizer adds nothing.
-
-    Example:
-        >>> tokenizer = character_tokenizer()
-        >>> one, two, turn, end = tokenizer.convert_tokens_to_ids(["1", "2", "<|turn|>", "<|end|>"])
-        >>> completion_text(tokenizer, [one, two, end], [end]), completion_text(tokenizer, [one, turn, two], [end])
-        ('12', '1<|turn|>2')
-    """
-    is_ended = len(token_ids) > 0 and token_ids[-1] in stop_token_ids
-    kept = list(token_ids[:-1] if is_ended else token_ids)
-    # Cleaning would remove spaces, so that "4 .5" would be judged as 4.5.
-    return str(tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def completion_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from apo_lightning.advantages import GAE, AdvantageEstimator, gae_of
+from apo_lightning.advantages import GAE, gae_of
+from apo_lightning.contracts import AdvantageEstimator
 from apo_lightning.distributed.gathering import Ranks
 from apo_lightning.distributed.root_params import clip_grad_norm, unsharded_root
 from apo_lightning.errors import ConfigError

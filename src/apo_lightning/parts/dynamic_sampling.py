@@ -8,14 +8,8 @@ from itertools import count, islice
 
 import torch
 
-from apo_lightning.advantages import (
-    AdvantageEstimator,
-    Informative,
-    SignedReward,
-    estimators_in,
-    gae_of,
-    needs_of,
-)
+from apo_lightning.advantages import Informative, SignedReward, gae_of, needs_of
+from apo_lightning.contracts import AdvantageEstimator, estimators_in
 from apo_lightning.distributed.gathering import Exchange, from_all_ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.rollout.collector import sample_seed

@@ -1,6 +1,6 @@
 """Token sequences that diagnostics choose, scored without a gradient by the policy before and after the update."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -42,21 +42,8 @@ class Probes(Part):
         rollouts = plan.table.rollouts
         due = [callback for callback in self.callbacks if callback.is_due(rollouts.step)]
         asked = {callback.state_key: callback.probe(rollouts, advantages) for callback in due}
-        self.score_before(setup, {name: probe for name, probe in asked.items() if probe is not None})
-
-    def updated(self, setup: Setup, step: int, optimizer: Optimizer) -> None:
-        """Score by the policy after the update."""
-        self.score_after(setup)
-
-    def output(self) -> dict[str, Any]:
-        """`StepOutput.probes`, by the `state_key` of the callback."""
-        return {"probes": self.results}
-
-    def score_before(self, setup: Setup, probes: Mapping[str, Probe]) -> None:
-        """Reference anchors and pre-update policy statistics of these probes."""
-        self._forget()
-        self.probes = dict(probes)
-        for name, probe in probes.items():
+        self.probes = {name: probe for name, probe in asked.items() if probe is not None}
+        for name, probe in self.probes.items():
             sequences = self.sequences[name] = PackedSequences.of(probe.prompts, probe.completions)
             if isinstance(probe.anchors, int) and probe.anchors > 0:
                 assert setup.reference is not None
@@ -66,8 +53,8 @@ class Probes(Part):
                 with unsharded_root(setup.policy):
                     self.policies_before[name] = _score(setup, sequences, self._anchor_ids(name, setup.device))
 
-    def score_after(self, setup: Setup) -> dict[str, ProbeStatistics]:
-        """Post-update policy statistics, together with those from before the update."""
+    def updated(self, setup: Setup, step: int, optimizer: Optimizer) -> None:
+        """Score by the policy after the update."""
         with unsharded_root(setup.policy):
             self.results = {
                 name: ProbeStatistics(
@@ -79,7 +66,10 @@ class Probes(Part):
                 for name, sequences in self.sequences.items()
             }
         self._forget()
-        return self.results
+
+    def output(self) -> dict[str, Any]:
+        """`StepOutput.probes`, by the `state_key` of the callback."""
+        return {"probes": self.results}
 
     def _anchor_ids(self, name: str, device: torch.device) -> Int[Tensor, "tokens anchors"] | None:
         anchors = self.probes[name].anchors

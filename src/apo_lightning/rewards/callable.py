@@ -8,13 +8,26 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from apo_lightning.contracts import Reward, Samples, forks_ended
 from apo_lightning.errors import ConfigError, Preempted, failure
-from apo_lightning.rewards.reward import ReadsSamples, Samples, forks_ended
 from apo_lightning.types import Prompt, Verdict
 
 GOLD = ("answer", "solution")
 RUN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 LOGGER = logging.getLogger(__name__)
+
+
+class ReadsSamples(Reward):
+    """A reward whose `score` is its `score_samples` without a data set; subclasses change the latter.
+
+    Raises:
+        TypeError: when a subclass is defined that changes `score` alone, which no run would call.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "score" in cls.__dict__ and "score_samples" not in cls.__dict__:
+            raise TypeError(f"{cls.__name__} defines score, and a run calls score_samples: define that one")
 
 
 class CallableReward(ReadsSamples):

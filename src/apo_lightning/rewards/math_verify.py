@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from apo_lightning.common.formatting import GIB
+from apo_lightning.contracts import Reward
 from apo_lightning.errors import ConfigError, VerifierError
-from apo_lightning.rewards.reward import Reward
 from apo_lightning.types import Verdict, VerdictStatus
 from math_answers import explain, extract
 from math_answers.pool import WorkerPool, WorkersFailedError

@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
+from apo_lightning.contracts import Reward
 from apo_lightning.errors import ConfigError
-from apo_lightning.rewards.reward import Reward
 from apo_lightning.types import Verdict
 from math_answers.extraction import last_boxed, last_line_after
 from math_answers.nodes import UnreadError

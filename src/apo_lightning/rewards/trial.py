@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable, Sequence
 
 from apo_lightning.common.random_states import random_states, restore_random_states
+from apo_lightning.contracts import Reward, Samples, TrainerState, score_samples
 from apo_lightning.errors import ConfigError, Preempted, failure
 from apo_lightning.rewards.callable import LOGGER, CallableReward
 from apo_lightning.rewards.math_verify import MathVerifyReward
-from apo_lightning.rewards.reward import Reward, Samples, TrainerState, score_samples
 from apo_lightning.rewards.weighted import WeightedRewards
 from apo_lightning.types import Prompt, Verdict
 

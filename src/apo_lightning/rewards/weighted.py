@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from apo_lightning.contracts import Reward, Samples, check_prompts, score_samples
 from apo_lightning.errors import ConfigError
-from apo_lightning.rewards.callable import CallableReward
-from apo_lightning.rewards.reward import ReadsSamples, Reward, Samples, check_prompts, score_samples
+from apo_lightning.rewards.callable import CallableReward, ReadsSamples
 from apo_lightning.types import Prompt, Verdict
 
 

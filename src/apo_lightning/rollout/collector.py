@@ -9,9 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from apo_lightning.common.console import saying
 from apo_lightning.common.hashing import hash64
 from apo_lightning.common.phases import PhaseClock
-from apo_lightning.model.tokenizer import completion_text
-from apo_lightning.rewards import Reward
-from apo_lightning.rewards.reward import SampleReward, Samples, TrainerState, is_scored_while_generating, score_samples
+from apo_lightning.contracts import Reward, SampleReward, Samples, TrainerState, score_samples
 from apo_lightning.rollout.engine import FinishedListener, RolloutEngine
 from apo_lightning.types import Completion, GenerationRequest, Prompt, Rollouts, Verdict
 
@@ -31,6 +29,25 @@ def sample_seed(run_seed: int, stream: str, step: int, prompt_id: str, sample: i
     """
     key = "\x1f".join((str(run_seed), stream, str(step), prompt_id, str(sample)))
     return int.from_bytes(hash64(key), "big") >> 1
+
+
+def completion_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], stop_token_ids: Sequence[int]) -> str:
+    """The text of a completion, without the stop token at its end, for rewards, rollout files and evaluations.
+
+    Every other token is kept, also special ones: an answer with a special token in it is another answer. An id unknown
+    to the tokenizer adds nothing.
+
+    Example:
+        >>> from apo_lightning.model.tokenizer import character_tokenizer
+        >>> tokenizer = character_tokenizer()
+        >>> one, two, turn, end = tokenizer.convert_tokens_to_ids(["1", "2", "<|turn|>", "<|end|>"])
+        >>> completion_text(tokenizer, [one, two, end], [end]), completion_text(tokenizer, [one, turn, two], [end])
+        ('12', '1<|turn|>2')
+    """
+    is_ended = len(token_ids) > 0 and token_ids[-1] in stop_token_ids
+    kept = list(token_ids[:-1] if is_ended else token_ids)
+    # Cleaning would remove spaces, so that "4 .5" would be judged as 4.5.
+    return str(tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def samples_of(
@@ -157,7 +174,7 @@ class Collector:
         self, requests: Sequence[GenerationRequest], score: Callable[[Finished], None]
     ) -> list[Completion]:
         """Completions in the order of the requests; `score` gets each of them once, in batches."""
-        is_overlapped = is_scored_while_generating(self.reward)
+        is_overlapped: bool = getattr(self.reward, "SCORES_WHILE_GENERATING", False)
         with ThreadPoolExecutor(1, thread_name_prefix="background scoring") as thread:
             waiting: list[tuple[int, Completion]] = []
             calls: list[Future[None]] = []

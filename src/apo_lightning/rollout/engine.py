@@ -78,8 +78,9 @@ class RolloutEngine(ABC):
         self._vocab_size = 0
         self.num_preempted = 0
         """How often the last `generate` evicted a sequence's keys and values for lack of memory and recomputed them.
- The
-        completions are the same but take longer."""
+
+        The completions are the same but take longer.
+        """
 
     @property
     def dtype(self) -> torch.dtype:

@@ -13,9 +13,10 @@ from hydra.utils import instantiate
 from lightning.fabric import Fabric
 from omegaconf import DictConfig, OmegaConf
 
-from apo_lightning.checkpoints import load_snapshot
+from apo_lightning.checkpoints.folder import load_snapshot
 from apo_lightning.common.console import quiet_libraries, say, show
 from apo_lightning.common.formatting import flatten
+from apo_lightning.contracts import TrainerState, check_prompts
 from apo_lightning.data.filtering import count_repeated
 from apo_lightning.data.prompt_contract import check_prompts_of_model
 from apo_lightning.distributed.gathering import from_all_ranks
@@ -33,7 +34,6 @@ from apo_lightning.metrics.diversity import Encoder
 from apo_lightning.model.architecture import check_length
 from apo_lightning.model.fingerprint import versions, weights_sha256
 from apo_lightning.model.tokenizer import completion_ids
-from apo_lightning.rewards.reward import TrainerState, check_prompts
 from apo_lightning.rewards.trial import try_reward
 from apo_lightning.rollout.engine import RolloutEngine, check_distribution
 from apo_lightning.rollout.weight_sync import publish, start_engine

@@ -7,6 +7,7 @@ import torch
 from omegaconf import DictConfig
 from transformers import AutoModelForCausalLM
 
+from apo_lightning.checkpoints.contents import load_tensors
 from apo_lightning.checkpoints.folder import (
     TENSORS,
     Checkpoint,
@@ -16,7 +17,6 @@ from apo_lightning.checkpoints.folder import (
     require_same_sources,
 )
 from apo_lightning.checkpoints.run_state import policy_tensors
-from apo_lightning.checkpoints.tensors import load_tensors
 from apo_lightning.common.console import progress_bars_hidden, quiet_libraries, say
 from apo_lightning.common.files import publish_folder
 from apo_lightning.errors import ConfigError

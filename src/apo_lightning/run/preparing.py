@@ -13,11 +13,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from apo_lightning.advantages import AdvantageEstimator, check_group_size, gae_of, needs_of
+from apo_lightning.advantages import gae_of, needs_of
 from apo_lightning.checkpoints import CheckpointSettings
 from apo_lightning.checkpoints.folder import Header
 from apo_lightning.checkpoints.resume import FREE, HORIZON
 from apo_lightning.common.console import saying
+from apo_lightning.contracts import AdvantageEstimator, Reward, TrainerState, check_group_size, check_prompts
 from apo_lightning.data.datamodule import PromptDataModule
 from apo_lightning.data.prompt_contract import check_prompts_of_model
 from apo_lightning.data.sources import ProblemSource
@@ -34,8 +35,7 @@ from apo_lightning.parts.auxiliary import Auxiliary
 from apo_lightning.parts.averaging import BaseAveraging
 from apo_lightning.parts.critic import CriticSettings
 from apo_lightning.parts.dynamic_sampling import DynamicSampling
-from apo_lightning.rewards import Reward, WeightedRewards
-from apo_lightning.rewards.reward import TrainerState, check_prompts
+from apo_lightning.rewards import WeightedRewards
 from apo_lightning.rewards.trial import try_reward
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.run.checks import (

@@ -11,8 +11,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
 
-from apo_lightning.checkpoints import snapshots_of
-from apo_lightning.checkpoints.folder import Checkpoint, Position
+from apo_lightning.checkpoints.folder import Checkpoint, Position, snapshots_of
 from apo_lightning.common.console import say
 from apo_lightning.common.files import read_yaml_text, write_atomically
 from apo_lightning.errors import ConfigError, in_brief

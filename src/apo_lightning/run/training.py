@@ -13,20 +13,21 @@ from hydra.types import RunMode
 from hydra.utils import instantiate
 from lightning.pytorch.callbacks import ProgressBar
 from omegaconf import DictConfig
+from transformers import PreTrainedModel
 
 from apo_lightning.advantages import gae_of, needs_of
 from apo_lightning.callbacks.export import owes_export
-from apo_lightning.checkpoints import Checkpointer, StopRequest, find_checkpoint
-from apo_lightning.checkpoints.resume import HORIZON
+from apo_lightning.checkpoints import Checkpointer, StopRequest
+from apo_lightning.checkpoints.resume import HORIZON, find_checkpoint
 from apo_lightning.common.console import progress_bars_hidden, quiet_libraries, say
 from apo_lightning.common.files import folder_locked
 from apo_lightning.common.launch import launch
 from apo_lightning.common.phases import PhaseClock
+from apo_lightning.contracts import TrainerState
 from apo_lightning.distributed.lightning_private import set_finished_steps
 from apo_lightning.distributed.sharding import load_model
 from apo_lightning.errors import ConfigError
-from apo_lightning.model.policy import Policy
-from apo_lightning.model.reference import Reference
+from apo_lightning.model.policy import Policy, Reference
 from apo_lightning.model.spec import describe
 from apo_lightning.module import RLVRModule
 from apo_lightning.parts.critic import Critic
@@ -35,7 +36,6 @@ from apo_lightning.parts.history import History
 from apo_lightning.parts.importance import ImportanceByLength
 from apo_lightning.parts.moving_reference import MovingReference
 from apo_lightning.parts.probes import Probes
-from apo_lightning.rewards.reward import TrainerState
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.run.launching import loud_exits
 from apo_lightning.run.metrics_csv import closing, loggers_of
@@ -158,8 +158,16 @@ def _reason(trainer: pl.Trainer) -> str:
 
 def _module(cfg: DictConfig, prepared: Prepared, trainer: pl.Trainer, checkpointer: Checkpointer) -> RLVRModule:
     """Load the weights, and put the parts around them."""
+
+    def adapted(load: Callable[[], PreTrainedModel]) -> PreTrainedModel:
+        model = load()
+        if prepared.lora is not None:
+            prepared.lora.attach(model, cfg.seed)
+        return model
+
     with progress_bars_hidden():
-        model = load_model(prepared.model, prepared.lora, cfg.seed, trainer)
+        load = partial(prepared.model.load_model, cfg.seed)
+        model = load_model(partial(adapted, load), partial(adapted, prepared.model.load_skeleton), trainer)
     policy = prepared.policy(model)
     say(describe(model, prepared.compute_dtype, automatic=prepared.model.compute_dtype == "auto"))
     reference = _reference(prepared, policy, cfg.seed) if prepared.needs.reference else None
@@ -204,7 +212,7 @@ def parts_of(prepared: Prepared, policy: Policy, reference: Reference | None) ->
         ImportanceByLength() if prepared.loss.importance is not None else None,
         EngineCheck(),
         prepared.averaging if prepared.averaging.weight else None,
-        MovingReference(reference) if reference is not None and reference.schedule.rule else None,
+        MovingReference(reference, prepared.reference) if reference is not None and prepared.reference.rule else None,
         Probes(probing) if probing else None,
         *prepared.own_parts,
     ]
@@ -214,10 +222,10 @@ def parts_of(prepared: Prepared, policy: Policy, reference: Reference | None) ->
 def _reference(prepared: Prepared, policy: Policy, seed: int) -> Reference:
     """The model before training, or the one at `reference.path`, which has the same tokens."""
     if prepared.reference.path is None:
-        return Reference(policy, prepared.reference)
+        return Reference(policy, is_mixed=prepared.reference.mixes)
     with progress_bars_hidden():
         model = replace(prepared.model, path=prepared.reference.path, config=None).load_model(seed)
-    return Reference(prepared.policy(model), prepared.reference)
+    return Reference(prepared.policy(model), is_mixed=prepared.reference.mixes)
 
 
 def _trainer_state(prepared: Prepared, step: int) -> TrainerState:

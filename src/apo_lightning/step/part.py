@@ -9,12 +9,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from apo_lightning.contracts import Loss
 from apo_lightning.distributed.gathering import Ranks
 from apo_lightning.errors import ConfigError
-from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.packing import Microbatch, PackedSequences
-from apo_lightning.model.policy import Policy
-from apo_lightning.model.reference import Reference
+from apo_lightning.model.policy import Policy, Reference
 from apo_lightning.step.assignment import assign
 from apo_lightning.step.plan import Minibatch, StepPlan, equalize_microbatches
 from apo_lightning.step.settings import StepSettings
@@ -30,7 +29,7 @@ class Setup:
     policy: Policy
     reference: Reference | None
     """None: neither the loss nor a part nor a callback reads it."""
-    loss: PolicyLoss
+    loss: Loss
     parts: "Sequence[Part]"
     settings: StepSettings
     ranks: Ranks

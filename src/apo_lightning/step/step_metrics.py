@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -128,15 +128,6 @@ def reward_metrics(rollouts: Rollouts) -> dict[str, float]:
     return result
 
 
-class TokenMeansResult(NamedTuple):
-    """Means over tokens, and how many faults did not enter each."""
-
-    means: Float[Tensor, "numbers"]
-    """Means over finite values; NaN where there is none."""
-    num_infinite: Float[Tensor, "numbers"]
-    """Infinite values, which are always a fault."""
-
-
 class TokenMeans(Metric):
     """Means over finite values: NaN is where a number does not apply, and infinite values are counted as faults.
 
@@ -167,10 +158,10 @@ class TokenMeans(Metric):
         rows = groupby((_sums(column.detach()) for column in columns), key=lambda row: row.device)
         self.sums += torch.cat([torch.stack(list(part)).to(self.sums.device) for _, part in rows])
 
-    def compute(self) -> TokenMeansResult:
-        """The means so far, over all ranks; on the CPU."""
+    def compute(self) -> tuple[Float[Tensor, "numbers"], Float[Tensor, "numbers"]]:
+        """The means so far over all ranks, NaN where no value is finite, and how many are infinite; on the CPU."""
         total, num_finite, num_infinite = self.sums.cpu().unbind(1)
-        return TokenMeansResult(total / num_finite, num_infinite)
+        return total / num_finite, num_infinite
 
 
 def means_of(columns: Mapping[str, Tensor], device: torch.device) -> tuple[dict[str, float], int]:

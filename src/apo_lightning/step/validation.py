@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import lightning.pytorch as pl
 
+from apo_lightning.contracts import check_error_rate
 from apo_lightning.distributed.gathering import from_all_ranks
-from apo_lightning.rewards.verdicts import check_error_rate
 from apo_lightning.step.step_metrics import pass_at_one_and_all
 from apo_lightning.types import Prompt, Rollouts, ValidationOutput, concatenate
 

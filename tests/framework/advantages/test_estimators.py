@@ -18,8 +18,8 @@ from apo_lightning.advantages import (
     PassAtK,
     SignedReward,
     Truncated,
-    check_group_size,
 )
+from apo_lightning.contracts import check_group_size
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import AdvantageInputs, PromptRecord
 from loss_cases import ALGORITHMS, algorithm

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apo_lightning.advantages import GAE, AdvantageEstimator, GroupNormalized, Truncated, check_group_size, gae_of
+from apo_lightning.advantages import GAE, AdvantageEstimator, GroupNormalized, Truncated, gae_of
+from apo_lightning.contracts import check_group_size
 from apo_lightning.types import AdvantageInputs
 
 VALUES = torch.tensor([0.5, 0.4, 0.6], dtype=torch.float64)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import apo_lightning.module
+from apo_lightning.checkpoints.contents import SHARED, load_plain
 from apo_lightning.checkpoints.folder import complete_checkpoints
-from apo_lightning.checkpoints.small_files import SHARED, load_plain
 from apo_lightning.errors import Preempted
 from apo_lightning.module import RLVRModule
 from composing import composed

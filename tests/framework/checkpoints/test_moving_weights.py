@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from apo_lightning.checkpoints.contents import tensor_shapes
 from apo_lightning.checkpoints.folder import TENSORS, complete_checkpoints
-from apo_lightning.checkpoints.tensors import tensor_shapes
 from apo_lightning.errors import ConfigError
 from apo_lightning.module import RLVRModule
 from apo_lightning.run.evaluated_policy import find_evaluated_policy

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import apo_lightning.checkpoints.checkpointer
 import apo_lightning.module
 import apo_lightning.run.evaluating
-from apo_lightning.checkpoints import snapshots_of
+from apo_lightning.checkpoints.folder import snapshots_of
 from apo_lightning.errors import ConfigError, Preempted
 from apo_lightning.evaluation.samples_file import read_samples
 from apo_lightning.model.fingerprint import weights_sha256

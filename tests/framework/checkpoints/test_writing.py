@@ -6,7 +6,17 @@ import datetime
 import pytest
 import torch
 
-from apo_lightning.checkpoints import tensors as module
+from apo_lightning.checkpoints import contents as module
+from apo_lightning.checkpoints.contents import (
+    file_numbers,
+    load_plain,
+    load_tensors,
+    rollouts_from_plain,
+    rollouts_to_plain,
+    save_plain,
+    save_tensors,
+    tensor_shapes,
+)
 from apo_lightning.checkpoints.folder import (
     Checkpoint,
     Header,
@@ -16,8 +26,6 @@ from apo_lightning.checkpoints.folder import (
     partial_folder,
     publish,
 )
-from apo_lightning.checkpoints.small_files import load_plain, rollouts_from_plain, rollouts_to_plain, save_plain
-from apo_lightning.checkpoints.tensors import file_numbers, load_tensors, save_tensors, tensor_shapes
 from factories import make_rollouts
 
 

@@ -16,8 +16,8 @@ from apo_lightning.distributed.root_params import grad_sync, unsharded_root
 from apo_lightning.distributed.sharding import load_model, shard
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import PackedSequences
-from apo_lightning.model.policy import Policy
-from apo_lightning.model.reference import Reference, ReferenceSchedule
+from apo_lightning.model.policy import Policy, Reference
+from apo_lightning.model.reference import ReferenceSchedule
 from apo_lightning.parts.moving_reference import MovingReference
 from composing import composed, tiny_spec
 from factories import logprob_sum
@@ -27,6 +27,10 @@ CPU = torch.device("cpu")
 SEQUENCES = PackedSequences(
     prompts=[(5, 6, 7), (9,)], completions=[(11, 12), (13, 14), (15, 16, 17), (18,)], owners=[0, 0, 1, 1]
 )
+
+
+def loaded(spec, trainer):
+    return load_model(lambda: spec.load_model(1), spec.load_skeleton, trainer)
 
 
 def make_policy(spec, model) -> Policy:
@@ -94,7 +98,7 @@ def on_each_rank(rank):
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
     os.environ.update(MASTER_PORT="29731", TORCHELASTIC_RUN_ID="test")
     trainer = instantiate(composed("trainer=fsdp_cpu2").trainer, logger=False, inference_mode=False)
-    model = load_model(tiny_spec(), None, 1, trainer)
+    model = loaded(tiny_spec(), trainer)
     assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"meta"}
     assert bool(trainer.strategy.whole_weights) == (rank == 0)
     probe = Probe(make_policy(tiny_spec(), model))
@@ -133,7 +137,7 @@ def looks_like_one_process(policy, reference):
 def looks_like_autocast(trainer):
     """Layers are gathered in bfloat16, and the residual stream and the gradients stay in float32."""
     spec = tiny_spec(compute_dtype="bfloat16")
-    policy, alone = make_policy(spec, load_model(spec, None, 1, trainer)), make_policy(spec, spec.load_model(1))
+    policy, alone = make_policy(spec, loaded(spec, trainer)), make_policy(spec, spec.load_model(1))
     shard([policy], trainer)
     (microbatch,) = SEQUENCES.microbatches([0, 1, 2, 3], 100, CPU)
     dtypes = {}
@@ -159,7 +163,7 @@ def looks_like_autocast(trainer):
 def the_reference_lies_as_it_is_gathered(trainer):
     """Its layers are shards in bfloat16, the rest in float32; it says what the policy says, to the bit."""
     spec = tiny_spec(compute_dtype="bfloat16")
-    policy = make_policy(spec, load_model(spec, None, 1, trainer))
+    policy = make_policy(spec, loaded(spec, trainer))
     for name, weight in trainer.strategy.whole_weights.items():
         if "norm" in name:  # ones so far, which bfloat16 holds exactly
             weight.detach().mul_(1.013)
@@ -191,21 +195,22 @@ def a_reference_that_follows_is_that_of_one_process(trainer):
     spec = tiny_spec(compute_dtype="bfloat16")
     (microbatch,) = SEQUENCES.microbatches([0, 1, 2, 3], 100, CPU)
     for schedule in (ReferenceSchedule(ema_tau=0.75), ReferenceSchedule(reset_every=1)):
-        policy = make_policy(spec, load_model(spec, None, 1, trainer))
-        reference = Reference(policy, schedule)
+        policy = make_policy(spec, loaded(spec, trainer))
+        reference = Reference(policy, is_mixed=schedule.mixes)
         shard([policy, reference.policy], trainer)
         alone = make_policy(spec, spec.load_model(1))
-        expected = Reference(alone, schedule)
+        expected = Reference(alone, is_mixed=schedule.mixes)
         expected.to(CPU)
         for model, copy in ((policy, reference), (alone, expected)):
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.add_(0.013)
             setup, optimizer = SimpleNamespace(policy=model), SimpleNamespace(state={})
-            MovingReference(copy).optimizer_step(setup, policy_moved=True)
-            MovingReference(copy).updated(setup, 1, optimizer)
-        for name, weight in MovingReference(expected).tensors.items():
-            found = MovingReference(reference).tensors[name].full_tensor()
+            part = MovingReference(copy, schedule)
+            part.optimizer_step(setup, policy_moved=True)
+            part.updated(setup, 1, optimizer)
+        for name, weight in MovingReference(expected, schedule).tensors.items():
+            found = MovingReference(reference, schedule).tensors[name].full_tensor()
             if schedule.mixes:
                 assert weight.dtype == torch.float32
                 assert torch.equal(found, weight), name
@@ -305,4 +310,4 @@ def test_a_strategy_of_lightnings_own_is_refused():
     strategy = ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=1, process_group_backend="gloo")
     trainer = pl.Trainer(accelerator="cpu", devices=1, strategy=strategy, logger=False, enable_checkpointing=False)
     with pytest.raises(ConfigError, match="ShardedStrategy"):
-        load_model(tiny_spec(), None, 1, trainer)
+        loaded(tiny_spec(), trainer)

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.model.architecture import check_architecture, exact_length
+from apo_lightning.model.architecture import check_architecture, check_length
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.tokenizer import character_tokenizer
@@ -76,7 +76,7 @@ def test_a_head_of_its_own_and_a_config_that_builds_nothing_are_refused(config, 
 
 
 @pytest.mark.parametrize(
-    ("model_type", "fields", "length"),
+    ("model_type", "fields", "longest"),
     [
         ("llama", {}, None),
         ("qwen3_moe", {}, None),
@@ -88,11 +88,14 @@ def test_a_head_of_its_own_and_a_config_that_builds_nothing_are_refused(config, 
         ("llama", {"rope_parameters": DYNAMIC}, 512),
     ],
 )
-def test_windows_and_rotary_types_limit_the_length_not_the_model(model_type, fields, length):
+def test_windows_and_rotary_types_limit_the_length_not_the_model(model_type, fields, longest):
     config = small_config(model_type, **fields)
     before = config.to_dict()
     check_architecture(config)
-    assert exact_length(config) == length
+    check_length(config, longest or 10**9, "shorten it")
+    if longest is not None:
+        with pytest.raises(ConfigError, match=f"computes up to {longest}: shorten it"):
+            check_length(config, longest + 1, "shorten it")
     assert config.to_dict() == before  # the forward on the meta device leaves no mark
 
 

@@ -8,8 +8,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from apo_lightning.model.packing import PackedSequences
-from apo_lightning.model.policy import Policy
-from apo_lightning.model.reference import Reference
+from apo_lightning.model.policy import Policy, Reference
 from composing import tiny_policy
 from factories import logprob_sum
 

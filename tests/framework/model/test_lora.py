@@ -16,8 +16,7 @@ from apo_lightning.model.fingerprint import weights_sha256
 from apo_lightning.model.flops import Work, model_size, training_flops
 from apo_lightning.model.lora import LoRA, adapters_off, merged_parameters
 from apo_lightning.model.packing import PackedSequences
-from apo_lightning.model.policy import Policy
-from apo_lightning.model.reference import Reference
+from apo_lightning.model.policy import Policy, Reference
 from apo_lightning.rollout.engine import parameter_shapes
 from apo_lightning.rollout.weight_sync import named_weights
 from apo_lightning.types import Advantages

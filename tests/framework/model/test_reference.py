@@ -12,8 +12,8 @@ from torch import nn
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.lora import LoRA, merged_parameters
 from apo_lightning.model.packing import PackedSequences
-from apo_lightning.model.policy import Policy
-from apo_lightning.model.reference import Reference, ReferenceSchedule
+from apo_lightning.model.policy import Policy, Reference
+from apo_lightning.model.reference import ReferenceSchedule
 from apo_lightning.parts.averaging import BaseAveraging, average, base_weights
 from apo_lightning.parts.moving_reference import MovingReference
 from composing import composed
@@ -27,21 +27,21 @@ def make_policy(dtype=torch.float32) -> Policy:
     return Policy(SPEC.load_model(1), SPEC.load_tokenizer(), dtype)
 
 
-def made(schedule: ReferenceSchedule, dtype=torch.float32) -> tuple[Policy, Reference]:
+def made(schedule: ReferenceSchedule, dtype=torch.float32) -> tuple[Policy, MovingReference]:
     policy = make_policy(dtype)
-    reference = Reference(policy, schedule)
+    reference = Reference(policy, is_mixed=schedule.mixes)
     reference.to(CPU)
-    return policy, reference
+    return policy, MovingReference(reference, schedule)
 
 
-def after_optimizer_step(reference: Reference, policy: Policy) -> None:
-    MovingReference(reference).optimizer_step(SimpleNamespace(policy=policy), policy_moved=True)
+def after_optimizer_step(part: MovingReference, policy: Policy) -> None:
+    part.optimizer_step(SimpleNamespace(policy=policy), policy_moved=True)
 
 
-def after_step(reference: Reference, policy: Policy, step: int) -> bool:
+def after_step(part: MovingReference, policy: Policy, step: int) -> bool:
     """True if the optimizer starts again."""
     optimizer = SimpleNamespace(state={"moments": 1})
-    MovingReference(reference).updated(SimpleNamespace(policy=policy), step, optimizer)
+    part.updated(SimpleNamespace(policy=policy), step, optimizer)
     return not optimizer.state
 
 
@@ -90,26 +90,26 @@ def test_a_rule_acts_after_its_steps_by_hand():
 
 
 def test_refreshed_twice_it_is_the_mixture_derived_by_hand():
-    policy, reference = made(ReferenceSchedule(refresh_every=1, refresh_alpha=0.6))
+    policy, part = made(ReferenceSchedule(refresh_every=1, refresh_alpha=0.6))
     start = [t.double() for t in tensors(policy)]
     for step in (1, 2):
         move(policy, 1.0)
-        assert not after_step(reference, policy, step)
+        assert not after_step(part, policy, step)
     # θ_0 = 0: 0.6·1 = 0.6, then 0.4·0.6 + 0.6·2 = 1.44.
-    for found, base in zip(tensors(reference.policy), start, strict=True):
+    for found, base in zip(tensors(part.reference.policy), start, strict=True):
         torch.testing.assert_close(found.double(), base + 1.44, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_moving_average_keeps_increments_that_bfloat16_would_lose(dtype):
-    policy, reference = made(ReferenceSchedule(ema_tau=0.99), dtype)
+    policy, part = made(ReferenceSchedule(ema_tau=0.99), dtype)
     start = [t.double() for t in tensors(policy)]
-    assert {parameter.dtype for parameter in reference.policy.parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in part.reference.policy.parameters()} == {torch.float32}
     move(policy, 0.001)
     for _ in range(10):
-        after_optimizer_step(reference, policy)
+        after_optimizer_step(part, policy)
     # (1 − 0.99^10)·0.001, less than half a unit in the last place of most weights in bfloat16
-    for found, base in zip(tensors(reference.policy), start, strict=True):
+    for found, base in zip(tensors(part.reference.policy), start, strict=True):
         torch.testing.assert_close(found.double(), base + (1 - 0.99**10) * 0.001, atol=1e-6, rtol=0)
 
 
@@ -126,27 +126,27 @@ def test_a_moving_average_keeps_increments_that_bfloat16_would_lose(dtype):
 )
 def test_a_rule_at_its_end_is_the_frozen_reference_to_the_bit(dtype, still):
     policy, frozen = made(ReferenceSchedule(), dtype)
-    _, reference = made(still, dtype)
-    expected = logprobs(frozen.policy)
+    _, part = made(still, dtype)
+    expected = logprobs(frozen.reference.policy)
     for step in (1, 2):
         move(policy, 0.01)
-        for one in (frozen, reference):
+        for one in (frozen, part):
             after_optimizer_step(one, policy)
             assert not after_step(one, policy, step)
-    assert torch.equal(logprobs(reference.policy), expected)
+    assert torch.equal(logprobs(part.reference.policy), expected)
     names = {f"reference.{name}" for name, _ in policy.model.named_parameters()}
-    assert MovingReference(reference).tensors.keys() == names
+    assert part.tensors.keys() == names
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_after_a_reset_it_says_what_the_policy_says_to_the_bit(dtype):
-    policy, reference = made(ReferenceSchedule(reset_every=2), dtype)
+    policy, part = made(ReferenceSchedule(reset_every=2), dtype)
     move(policy, 0.01)
-    assert not after_step(reference, policy, 1)
-    assert not torch.equal(logprobs(reference.policy), logprobs(policy))
-    assert after_step(reference, policy, 2)
-    assert torch.equal(logprobs(reference.policy), logprobs(policy))
-    layers = reference.policy.model.base_model.layers
+    assert not after_step(part, policy, 1)
+    assert not torch.equal(logprobs(part.reference.policy), logprobs(policy))
+    assert after_step(part, policy, 2)
+    assert torch.equal(logprobs(part.reference.policy), logprobs(policy))
+    layers = part.reference.policy.model.base_model.layers
     assert layers[0].mlp.up_proj.weight.dtype == dtype  # still half the memory
 
 

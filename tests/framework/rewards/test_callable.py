@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from apo_lightning.contracts import Samples, TrainerState
 from apo_lightning.errors import ConfigError
 from apo_lightning.rewards import CallableReward
-from apo_lightning.rewards.reward import Samples, TrainerState
 from apo_lightning.types import Prompt
 
 

@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 
+from apo_lightning.contracts import TrainerState
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.tokenizer import character_tokenizer, completion_ids
 from apo_lightning.rewards import CallableReward, NumericReward, Reward, WeightedRewards
-from apo_lightning.rewards.reward import TrainerState
 from apo_lightning.rewards.trial import try_reward
 from apo_lightning.types import Prompt, Verdict
 

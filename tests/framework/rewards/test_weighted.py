@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from apo_lightning.advantages import GAE, GroupNormalized, PassAtK, advantages_of
+from apo_lightning.advantages import GAE, GroupNormalized, PassAtK
+from apo_lightning.contracts import advantages_of
 from apo_lightning.errors import ConfigError
 from apo_lightning.rewards import NumericReward, WeightedRewards
 from apo_lightning.step.step_metrics import reward_metrics
