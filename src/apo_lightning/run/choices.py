@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from apo_lightning.common.formatting import flatten
 from apo_lightning.errors import ConfigError
+from apo_lightning.run.lightning_options import GONE
 
 CONFIG_DIR = Path(__file__).resolve().parents[1] / "configs"
 """The framework's own configurations."""
@@ -51,7 +52,7 @@ def refuse_unread(cfg: DictConfig, name: str) -> None:
     What stands beside the sections of a configuration is read by its name; sections refuse strange keys themselves.
     """
     known = [*composed(name), *(group.name for folder in config_folders() for group in folder.glob("*/"))]
-    known += ["top_p", "top_k", "min_p"]  # training says itself why it has none of these
+    known += GONE  # a run says itself what to give in place of these
     text = OmegaConf.to_yaml(cfg)
     for key in map(str, cfg):
         if key not in known and f"${{{key}" not in text:

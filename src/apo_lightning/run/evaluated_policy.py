@@ -19,8 +19,8 @@ from apo_lightning.model.fingerprint import weights_sha256
 from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.spec import PolicySpec, describe
-from apo_lightning.run.checks import check_dtype
 from apo_lightning.run.devices import check_devices
+from apo_lightning.run.settings import compute_dtype
 from apo_lightning.run.sources import model_source
 from apo_lightning.run.trained import FINAL, Stage, TrainedRun, stages_of
 
@@ -128,8 +128,7 @@ def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept
     else:
         spec = run.instantiate(run.final_model if checkpoint == FINAL else run.reference, "model")
     device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
-    compute_dtype = spec.dtype(device)
-    check_dtype(device, compute_dtype)
+    dtype = compute_dtype(spec, device)
     default = run.folder / "evaluation" if run else Path("outputs") / "evaluate" / spec.name
     output_dir = Path(cfg.output_dir) if cfg.output_dir else default
     if is_swept:
@@ -147,7 +146,7 @@ def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept
         tokenizer=tokenizer,
         device=device,
         world_size=world_size,
-        compute_dtype=compute_dtype,
+        compute_dtype=dtype,
         output_dir=output_dir,
         seed=cfg.seed,
     )

@@ -30,7 +30,6 @@ from apo_lightning.evaluation.sampler import Sampler, plan_samples
 from apo_lightning.evaluation.samples_file import SamplesFile, read_samples, require_same_identity
 from apo_lightning.evaluation.scoring import check_engine
 from apo_lightning.metrics.diversity import Encoder
-from apo_lightning.model.architecture import check_length
 from apo_lightning.model.fingerprint import versions, weights_sha256
 from apo_lightning.model.tokenizer import completion_ids
 from apo_lightning.rewards.reward import TrainerState, check_prompts
@@ -41,6 +40,7 @@ from apo_lightning.run.choices import options_of, typed_overrides
 from apo_lightning.run.evaluated_policy import EvaluatedPolicy, find_evaluated_policy
 from apo_lightning.run.launching import loud_exits
 from apo_lightning.run.own_problems import with_own_problems
+from apo_lightning.run.settings import check_fits
 from apo_lightning.run.trained import Stage
 from apo_lightning.run.value_types import SEED, check_values
 from apo_lightning.types import Prompt
@@ -70,12 +70,8 @@ def main(cfg: DictConfig) -> None:
 
 def check(cfg: DictConfig) -> None:
     """Raise `ConfigError` for a job of a sweep that cannot work; nothing is loaded."""
-    cfg = with_own_problems(cfg, typed_overrides())
-    check_values(cfg, ANNOTATIONS)
-    evaluated = find_evaluated_policy(cfg, typed_overrides(), is_swept=True)
-    engine: RolloutEngine = instantiate(cfg.engine)
-    engine.check(evaluated.device)
-    for task in prepare_tasks(cfg, evaluated, engine.name):
+    _, _, tasks = _prepare(with_own_problems(cfg, typed_overrides()), typed_overrides(), is_swept=True)
+    for task in tasks:
         task.benchmark.reward.close()
 
 
@@ -85,13 +81,7 @@ def evaluate(cfg: DictConfig, overrides: Sequence[str] = (), *, is_swept: bool =
     The results are also in the output folder; only the first rank returns them. `overrides` are as typed; in a sweep
     those that determine the samples name a folder (`settings_folder`).
     """
-    check_values(cfg, ANNOTATIONS)
-    evaluated = find_evaluated_policy(cfg, overrides, is_swept=is_swept)
-    quiet_libraries(evaluated.output_dir / "evaluate.log")
-    engine: RolloutEngine = instantiate(cfg.engine)
-    engine.check(evaluated.device)
-    engine.check_model(evaluated.spec.load_config(), evaluated.device)
-    tasks = prepare_tasks(cfg, evaluated, engine.name)
+    evaluated, engine, tasks = _prepare(cfg, overrides, is_swept=is_swept)
     fabric = Fabric(
         accelerator=cfg.trainer.accelerator,
         devices=cfg.trainer.devices,
@@ -140,6 +130,19 @@ class Task:
         return task
 
 
+def _prepare(
+    cfg: DictConfig, overrides: Sequence[str], *, is_swept: bool
+) -> tuple[EvaluatedPolicy, RolloutEngine, list[Task]]:
+    """Policy, engine and benchmarks, nothing of them loaded; raises `ConfigError` for what cannot work."""
+    check_values(cfg, ANNOTATIONS)
+    evaluated = find_evaluated_policy(cfg, overrides, is_swept=is_swept)
+    quiet_libraries(evaluated.output_dir / "evaluate.log")
+    engine: RolloutEngine = instantiate(cfg.engine)
+    engine.check(evaluated.device)
+    engine.check_model(evaluated.spec.load_config(), evaluated.device)
+    return evaluated, engine, prepare_tasks(cfg, evaluated, engine.name)
+
+
 def prepare_tasks(cfg: DictConfig, evaluated: EvaluatedPolicy, engine: str) -> list[Task]:
     """All benchmarks, for the engine of a name; raises `ConfigError` for the first thing that cannot work."""
     check_distribution(cfg.temperature, cfg.top_p)
@@ -152,7 +155,9 @@ def prepare_tasks(cfg: DictConfig, evaluated: EvaluatedPolicy, engine: str) -> l
     benchmarks = [_benchmark(cfg, node) for node in cfg.benchmark.values()]
     for benchmark in benchmarks:
         benchmark.check()
-        _check_length(benchmark, evaluated)
+        others = ", ".join(name for name in options_of("benchmark") if name != benchmark.name)
+        key, otherwise = "max_completion_tokens", f"choose another benchmark= of {others}"
+        check_fits(benchmark, evaluated.spec, f"{benchmark.name}: ", key=key, otherwise=otherwise)
     return [
         _task(cfg, evaluated, benchmark, engine, describe_reward(node.reward), samples_per_batch)
         for benchmark, node in zip(benchmarks, cfg.benchmark.values(), strict=True)
@@ -178,21 +183,6 @@ def _benchmark(cfg: DictConfig, node: DictConfig) -> Benchmark:
     if cfg.data_dir is not None and node.path is None and node.hub is not None:
         overrides["path"] = str(Path(cfg.data_dir) / f"{node.name}.jsonl")
     return instantiate(node, **overrides, _convert_="all")
-
-
-def _check_length(benchmark: Benchmark, evaluated: EvaluatedPolicy) -> None:
-    config = evaluated.spec.load_config()
-    check_length(config, benchmark.max_model_len, "lower max_completion_tokens")
-    longest = getattr(config, "max_position_embeddings", None)
-    if longest is not None and benchmark.max_model_len > longest:
-        left = longest - benchmark.max_prompt_tokens
-        others = ", ".join(name for name in options_of("benchmark") if name != benchmark.name)
-        remedy = f"give max_completion_tokens={left} or less" if left > 0 else f"choose another benchmark= of {others}"
-        raise ConfigError(
-            f"{benchmark.name}: max_prompt_tokens {benchmark.max_prompt_tokens} + max_completion_tokens "
-            f"{benchmark.max_completion_tokens} = {benchmark.max_model_len} does not fit {evaluated.spec.name}, which "
-            f"reads {longest} tokens: {remedy}"
-        )
 
 
 def _task(
@@ -280,13 +270,11 @@ def _measure_stages(
         engine=engine,
         policy=policy,
         reference=reference,
-        anchor_size=cfg.support_anchor_size or 0,
-        temperature=cfg.temperature,
-        top_p=cfg.top_p,
         token_statistics=cfg.token_statistics,
         tokens_per_microbatch=cfg.tokens_per_microbatch,
         rank=fabric.global_rank,
         world_size=fabric.world_size,
+        policy_version=1,
     )
     for version, (stage, tasks) in enumerate(left, start=1):
         if stage.snapshot is not None:
@@ -313,7 +301,7 @@ def _measure(task: Task, sampler: Sampler, card: ModelCard) -> None:
         settings.samples_per_batch,
     )
     with contextlib.closing(file):
-        sampler.fill(file, task.benchmark.reward, benchmark=name, max_completion_tokens=settings.max_completion_tokens)
+        sampler.fill(file, task.benchmark.reward, benchmark=name, settings=settings)
     if sampler.rank > 0:
         return
     result = summarise(

@@ -38,17 +38,18 @@ from apo_lightning.rewards import Reward, WeightedRewards
 from apo_lightning.rewards.reward import TrainerState, check_prompts
 from apo_lightning.rewards.trial import try_reward
 from apo_lightning.rollout.engine import RolloutEngine
-from apo_lightning.run.checks import (
-    check_dtype,
-    check_model,
-    check_share,
-    check_steps,
-    check_strategy,
-)
 from apo_lightning.run.devices import check_devices
 from apo_lightning.run.launching import loud_exits
 from apo_lightning.run.lightning_options import check_monitors
-from apo_lightning.run.settings import all_needs, callbacks_for, step_settings
+from apo_lightning.run.settings import (
+    all_needs,
+    callbacks_for,
+    check_fits,
+    check_ranks,
+    compute_dtype,
+    schedule_horizon,
+    step_settings,
+)
 from apo_lightning.run.sources import code_fingerprints, fingerprints
 from apo_lightning.step.part import Part, check_parts
 from apo_lightning.step.settings import StepSettings, rates_of, try_schedule
@@ -138,17 +139,20 @@ def prepare(cfg: DictConfig) -> Prepared:
     settings, needs = algorithm.settings, algorithm.needs
     model, lora = instantiate(cfg.model, _convert_="all"), instantiate(cfg.policy.lora, _convert_="all")
     device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
-    check_share(settings, world_size)
-    check_strategy(cfg.trainer.strategy, world_size)
-    compute_dtype = model.dtype(device)
-    check_dtype(device, compute_dtype)
+    check_ranks(cfg.trainer.strategy, settings, world_size)
+    dtype = compute_dtype(model, device)
     engine = instantiate(cfg.engine)
     engine.check(device)
     algorithm.source.check()
     tokenizer, config = model.load_tokenizer(), model.load_config()
     is_sharded = "ShardedStrategy" in str(cfg.trainer.strategy)
     algorithm.reference.check(model, tokenizer, is_read=needs.reference, lora=lora is not None, sharded=is_sharded)
-    check_model(model.name, config, needs, settings)
+    check_fits(settings, model, key="data.max_completion_tokens", otherwise="lower data.max_prompt_tokens")
+    if needs.anchor_size >= config.vocab_size:
+        raise ConfigError(
+            f"anchor_size is {needs.anchor_size} and the vocabulary of {model.name} has {config.vocab_size} tokens: "
+            "give an anchor_size below that"
+        )
     engine.check_model(config, device)
     if lora is not None:
         lora.check(config)
@@ -183,7 +187,7 @@ def prepare(cfg: DictConfig) -> Prepared:
         model=model,
         lora=lora,
         tokenizer=tokenizer,
-        compute_dtype=compute_dtype,
+        compute_dtype=dtype,
         engine=engine,
         data=data,
         auxiliary=auxiliary,
@@ -202,7 +206,7 @@ def prepare_algorithm(cfg: DictConfig) -> Algorithm:
         aggregation=settings.aggregation, minibatches_per_step=settings.minibatches_per_step, advantage=advantage
     )
     try_loss(loss)
-    horizon = check_steps(cfg.trainer.max_steps, cfg.trainer.get("val_check_interval"), settings)
+    horizon = schedule_horizon(cfg.trainer, settings)
     try_schedule(optimizer, scheduler, horizon * settings.minibatches_per_step)
     callbacks = callbacks_for(cfg, loss)
     critic, dynamic_sampling = (instantiate(cfg.algo.get(key)) for key in ("critic", "dynamic_sampling"))
@@ -229,7 +233,7 @@ def prepare_algorithm(cfg: DictConfig) -> Algorithm:
         scheduler=scheduler,
         reward=reward,
         callbacks=callbacks,
-        needs=functools.reduce(Needs.__or__, (part.needs for part in own_parts), all_needs(loss, callbacks)),
+        needs=all_needs(loss, *callbacks, *own_parts),
         reference=instantiate(cfg.reference),
         averaging=instantiate(cfg.averaging),
         critic=critic,
