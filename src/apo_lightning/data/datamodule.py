@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from apo_lightning.data.filtering import FilterReport
 from apo_lightning.data.order import PromptOrder
-from apo_lightning.data.prompts import PromptTemplate, build_prompts
+from apo_lightning.data.prompts import PromptTemplate, build_prompts, require_fitting
 from apo_lightning.data.rows import Row
 from apo_lightning.data.sources import ProblemSource
 from apo_lightning.errors import ConfigError
@@ -70,34 +70,25 @@ class PromptDataModule(LightningDataModule):
         """Counts of dropped training rows; None before `prepare`."""
 
     def prepare(self) -> None:
-        """Read, filter and tokenise; needs no model, and a second call does nothing.
-
-        A benchmark's prompts are never dropped for their length, as that would silently change the benchmark.
-        """
+        """Read, filter and tokenise; needs no model, and a second call does nothing."""
         if self.report is not None:
             return
         problems, name = self.source.load(), self.source.name
         training = self._prompts(problems.train, name)
         self.train_prompts = self._fitting(training)
         held_out = {benchmark: self._prompts(rows, benchmark) for benchmark, rows in problems.validation.items()}
-        report = replace(problems.report, num_kept=len(self.train_prompts))
+        report, num_held_out = problems.report, 0
         if report.num_held_out:  # part of the training set, and filtered like it
             held_out[name] = self._fitting(held_out[name])
-            report = replace(report, num_held_out=len(held_out[name]))
-        num_fitting = report.num_kept + report.num_held_out
-        report = replace(report, num_too_long=len(training) + problems.report.num_held_out - num_fitting)
+            num_held_out = len(held_out[name])
+        num_too_long = len(training) + report.num_held_out - len(self.train_prompts) - num_held_out
+        report = replace(report, num_kept=len(self.train_prompts), num_held_out=num_held_out, num_too_long=num_too_long)
         if not self.train_prompts:
             raise ConfigError(
                 f"{name} has no prompt left to train on (max_prompt_tokens={self.source.max_prompt_tokens}): {report}"
             )
         self._order()
-        for prompt in itertools.chain(*held_out.values()):
-            if len(prompt.token_ids) > self.source.max_prompt_tokens:
-                raise ConfigError(
-                    f"benchmark {prompt.source}, problem '{prompt.id}' has {len(prompt.token_ids)} prompt tokens, "
-                    f"above max_prompt_tokens={self.source.max_prompt_tokens}: raise data.max_prompt_tokens, or "
-                    "take the problem out of the benchmark"
-                )
+        require_fitting([*itertools.chain(*held_out.values())], self.source.max_prompt_tokens)
         self.validation_prompts = {benchmark: prompts for benchmark, prompts in held_out.items() if prompts}
         self.report = report
 

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 from apo_lightning.common.hashing import hash64
 from apo_lightning.data.files import HubDataset, ProblemSet
 from apo_lightning.data.filtering import FilterReport, filter_rows, normalised_problem
-from apo_lightning.data.rows import Row
+from apo_lightning.data.rows import Row, require_answers
 from apo_lightning.errors import ConfigError
 
 
@@ -143,7 +143,5 @@ def _problem_set(benchmark: ProblemSet | str) -> ProblemSet:
 
 def _benchmark_rows(benchmark: ProblemSet | str, name: str) -> list[Row]:
     rows = _problem_set(benchmark).rows(name)
-    for row in rows:
-        if not row.answer:
-            raise ConfigError(f"benchmark {name}, problem '{row.id}' has no answer in a \\boxed{{…}}: fix the row")
+    require_answers(rows, f"benchmark {name}")
     return rows

@@ -110,14 +110,13 @@ def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept
     """
     if cfg.run == "":  # of a shell whose variable is empty: the base model would be measured in its place
         raise ConfigError("run= is empty: name a training run, or leave it out to measure a model")
-    if cfg.get("support_anchor_size") is not None and cfg.run is None:
-        raise ConfigError(
-            f"support_anchor_size is {cfg.support_anchor_size}, but there is no reference without run=: name a "
-            "training run, or leave it null"
-        )
     checkpoint = cfg.get("checkpoint", FINAL)
-    if checkpoint != FINAL and cfg.run is None:
-        raise ConfigError(f"checkpoint is {checkpoint}, but there is no run=: name a training run, or leave it out")
+    for name, value, default in (
+        ("support_anchor_size", cfg.get("support_anchor_size"), None),
+        ("checkpoint", checkpoint, FINAL),
+    ):
+        if value != default and cfg.run is None:
+            raise ConfigError(f"{name} is {value}, but there is no run=: name a training run, or leave it out")
     if cfg.run is not None and any(override.lstrip("+~").startswith("model") for override in overrides):
         raise ConfigError("run= brings its own model config: leave model=… out, or give model.path=… without run=")
     run = TrainedRun.read(Path(str(cfg.run))) if cfg.run is not None else None

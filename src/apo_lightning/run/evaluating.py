@@ -19,7 +19,6 @@ from apo_lightning.common.formatting import flatten
 from apo_lightning.data.filtering import count_repeated
 from apo_lightning.data.prompt_contract import check_prompts_of_model
 from apo_lightning.distributed.gathering import from_all_ranks
-from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.benchmark import Benchmark
 from apo_lightning.evaluation.card import result_table, write_card
 from apo_lightning.evaluation.encoder import sentence_encoder
@@ -42,7 +41,7 @@ from apo_lightning.run.launching import loud_exits
 from apo_lightning.run.own_problems import with_own_problems
 from apo_lightning.run.settings import check_fits
 from apo_lightning.run.trained import Stage
-from apo_lightning.run.value_types import SEED, check_values
+from apo_lightning.run.value_types import AT_LEAST_1, SEED, check_values
 from apo_lightning.types import Prompt
 
 FOR_ALL = ("num_samples", "limit", "max_prompt_tokens", "max_completion_tokens")
@@ -52,8 +51,9 @@ ANNOTATIONS = {
     "temperature": float,
     "top_p": float,
     "token_statistics": bool,
-    "tokens_per_microbatch": int,
-    **dict.fromkeys((*FOR_ALL, "samples_per_batch", "support_anchor_size"), int | None),
+    "tokens_per_microbatch": AT_LEAST_1,
+    "samples_per_batch": AT_LEAST_1 | None,
+    **dict.fromkeys((*FOR_ALL, "support_anchor_size"), int | None),
 }
 """What the command line's own settings are."""
 NO_JUDGE = ("num_workers",)
@@ -146,12 +146,7 @@ def _prepare(
 def prepare_tasks(cfg: DictConfig, evaluated: EvaluatedPolicy, engine: str) -> list[Task]:
     """All benchmarks, for the engine of a name; raises `ConfigError` for the first thing that cannot work."""
     check_distribution(cfg.temperature, cfg.top_p)
-    samples_per_batch = cfg.samples_per_batch
-    if samples_per_batch is None:
-        samples_per_batch = SAMPLES_PER_BATCH[evaluated.device.type]
-    for name, value in (("samples_per_batch", samples_per_batch), ("tokens_per_microbatch", cfg.tokens_per_microbatch)):
-        if value < 1:
-            raise ConfigError(f"{name} is {value}: it must be at least 1")
+    samples_per_batch = cfg.samples_per_batch or SAMPLES_PER_BATCH[evaluated.device.type]
     benchmarks = [_benchmark(cfg, node) for node in cfg.benchmark.values()]
     for benchmark in benchmarks:
         benchmark.check()

@@ -35,15 +35,8 @@ class MetricsCSV(Logger):
         self.rows = rows
         self._columns: list[str] = []
 
-    @property
-    def name(self) -> str:
-        """Empty: Lightning's folder of the logger is the run's folder itself."""
-        return ""
-
-    @property
-    def version(self) -> str:
-        """Empty, as the name."""
-        return ""
+    name = version = property(lambda self: "")
+    """Empty: Lightning's folder of the logger is the run's folder itself."""
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:

@@ -12,6 +12,7 @@ from apo_lightning.errors import ConfigError
 
 STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True)
 
+AT_LEAST_1 = Annotated[int, Field(ge=1)]
 SEED = Annotated[int, Field(ge=0, lt=2**32)]
 """NumPy takes no other, and Lightning would seed with 0 in its place."""
 
