@@ -18,9 +18,15 @@ from apo_lightning.data.sources import DatasetSource
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.tokenizer import character_tokenizer
 from apo_lightning.run.devices import check_devices, requested_devices
-from apo_lightning.run.preparing import Prepared, check_reward, prepare, prepare_algorithm, read_data
-from apo_lightning.run.settings import ANNOTATIONS, check_ranks, schedule_horizon, step_settings
-from apo_lightning.run.value_types import check_values
+from apo_lightning.run.preparing import Algorithm, Prepared, prepare, read_data
+from apo_lightning.run.settings import (
+    ANNOTATIONS,
+    check_ranks,
+    check_reward,
+    check_values,
+    schedule_horizon,
+    step_settings,
+)
 from apo_plan import findings as machine
 from apo_plan.findings import Finding, this_machine
 from apo_plan.memory_plan import reference_bytes
@@ -82,7 +88,7 @@ def _room_findings(cfg: DictConfig, plan: Plan, output_dir: Path) -> list[Findin
     memory, num_local = plan.memory, plan.num_local
     loading = memory.loading + (num_local - 1) * memory.loading_others
     running = num_local * (memory.host if plan.run.is_cuda else memory.peak)
-    findings = machine.memory_findings(this_machine(), max(loading, running), num_local)
+    findings = [*machine.memory_findings(this_machine(), max(loading, running), num_local)]
     findings += machine.thread_findings(this_machine(), torch.get_num_threads(), num_local)
     if plan.run.is_cuda and torch.cuda.is_available():
         findings += machine.device_findings(plan.run.gpu_bytes, memory.peak)
@@ -95,7 +101,7 @@ def _room_findings(cfg: DictConfig, plan: Plan, output_dir: Path) -> list[Findin
     snapshots = cfg.trainer.max_steps // kept.snapshot_every if kept.snapshot_every else 0
     weights = FLOAT32 * (snapshots * model.trained_parameters + model.num_parameters)
     needed = (kept.keep + 1 + (kept.best is not None)) * checkpoint + weights
-    return findings + machine.disk_findings(output_dir, needed)
+    return [*findings, *machine.disk_findings(output_dir, needed)]
 
 
 def _other_errors(cfg: DictConfig) -> list[Finding]:
@@ -118,12 +124,13 @@ def _other_errors(cfg: DictConfig) -> list[Finding]:
         engine.check(device)
         engine.check_model(instantiate(cfg.model, _convert_="all").load_config(), device)
     with attempt():
-        algorithm, model = prepare_algorithm(cfg), instantiate(cfg.model, _convert_="all")
+        algorithm, model = Algorithm(cfg), instantiate(cfg.model, _convert_="all")
         tokenizer, template = character_tokenizer(), "{problem}"
         with attempt():
             tokenizer, template = model.load_tokenizer(), model.prompt_template
         if template == "{problem}" and isinstance(algorithm.source, DatasetSource):
-            algorithm = replace(algorithm, source=replace(algorithm.source, max_prompt_tokens=sys.maxsize))
+            algorithm.source = replace(algorithm.source, max_prompt_tokens=sys.maxsize)
         with contextlib.closing(algorithm.reward):
-            check_reward(algorithm, read_data(algorithm, tokenizer, template, cfg.seed))
+            prompts = read_data(algorithm, tokenizer, template, cfg.seed).prompts
+            check_reward(algorithm.reward, prompts, tokenizer, algorithm.num_optimizer_steps)
     return findings

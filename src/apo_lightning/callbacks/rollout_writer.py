@@ -24,9 +24,6 @@ class RolloutWriter(StepCallback):
     """Writes `rollouts/step_000010.jsonl`: one line per completion, in the order of the rollout.
 
     Lines contain no time and no path, so identical runs write identical bytes.
-
-    Args:
-        every_n_steps: write the steps that this number divides.
     """
 
     def __init__(self, every_n_steps: int = 1) -> None:
@@ -49,9 +46,6 @@ class CompletionTable(StepCallback):
     """Shows one completion of each of the first eight prompts of a step; without W&B and TensorBoard it does nothing.
 
     The files of `RolloutWriter` have all completions.
-
-    Args:
-        every_n_steps: show the steps that this number divides.
     """
 
     def __init__(self, every_n_steps: int = 10) -> None:

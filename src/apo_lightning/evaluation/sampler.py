@@ -37,9 +37,7 @@ class Sampler:
     In a round every rank samples and scores one batch, and the first rank writes all of them in the order of the plan.
 
     Attributes:
-        engine: holds the weights of `policy`.
         token_statistics: score each completion in another forward pass; without it `entropy` and `max_prob` are None.
-        tokens_per_microbatch: of that pass.
         reference: for the support coverage, in a pass of both policies; None: not measured.
         policy_version: version under which the policy's weights were synced.
     """

@@ -3,15 +3,15 @@
 import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from hydra.utils import instantiate
 from lightning.fabric import Fabric
 from omegaconf import DictConfig, OmegaConf
+from pydantic import Field
 
 from apo_lightning.checkpoints import load_snapshot
 from apo_lightning.common.console import quiet_libraries, say, show
@@ -30,18 +30,14 @@ from apo_lightning.evaluation.samples_file import SamplesFile, read_samples, req
 from apo_lightning.evaluation.scoring import check_engine
 from apo_lightning.metrics.diversity import Encoder
 from apo_lightning.model.fingerprint import versions, weights_sha256
-from apo_lightning.model.tokenizer import completion_ids
-from apo_lightning.rewards.reward import TrainerState, check_prompts
-from apo_lightning.rewards.trial import try_reward
 from apo_lightning.rollout.engine import RolloutEngine, check_distribution
 from apo_lightning.rollout.weight_sync import publish, start_engine
 from apo_lightning.run.choices import options_of, typed_overrides
 from apo_lightning.run.evaluated_policy import EvaluatedPolicy, find_evaluated_policy
 from apo_lightning.run.launching import loud_exits
 from apo_lightning.run.own_problems import with_own_problems
-from apo_lightning.run.settings import check_fits
+from apo_lightning.run.settings import SEED, check_fits, check_reward, check_values
 from apo_lightning.run.trained import Stage
-from apo_lightning.run.value_types import AT_LEAST_1, SEED, check_values
 from apo_lightning.types import Prompt
 
 FOR_ALL = ("num_samples", "limit", "max_prompt_tokens", "max_completion_tokens")
@@ -51,8 +47,8 @@ ANNOTATIONS = {
     "temperature": float,
     "top_p": float,
     "token_statistics": bool,
-    "tokens_per_microbatch": AT_LEAST_1,
-    "samples_per_batch": AT_LEAST_1 | None,
+    "tokens_per_microbatch": Annotated[int, Field(ge=1)],
+    "samples_per_batch": Annotated[int | None, Field(ge=1)],
     **dict.fromkeys((*FOR_ALL, "support_anchor_size"), int | None),
 }
 """What the command line's own settings are."""
@@ -146,17 +142,14 @@ def _prepare(
 def prepare_tasks(cfg: DictConfig, evaluated: EvaluatedPolicy, engine: str) -> list[Task]:
     """All benchmarks, for the engine of a name; raises `ConfigError` for the first thing that cannot work."""
     check_distribution(cfg.temperature, cfg.top_p)
-    samples_per_batch = cfg.samples_per_batch or SAMPLES_PER_BATCH[evaluated.device.type]
     benchmarks = [_benchmark(cfg, node) for node in cfg.benchmark.values()]
     for benchmark in benchmarks:
         benchmark.check()
         others = ", ".join(name for name in options_of("benchmark") if name != benchmark.name)
         key, otherwise = "max_completion_tokens", f"choose another benchmark= of {others}"
         check_fits(benchmark, evaluated.spec, f"{benchmark.name}: ", key=key, otherwise=otherwise)
-    return [
-        _task(cfg, evaluated, benchmark, engine, describe_reward(node.reward), samples_per_batch)
-        for benchmark, node in zip(benchmarks, cfg.benchmark.values(), strict=True)
-    ]
+    rewards = [describe_reward(node.reward) for node in cfg.benchmark.values()]
+    return [_task(cfg, evaluated, *each, engine) for each in zip(benchmarks, rewards, strict=True)]
 
 
 def describe_reward(node: DictConfig) -> str:
@@ -180,9 +173,7 @@ def _benchmark(cfg: DictConfig, node: DictConfig) -> Benchmark:
     return instantiate(node, **overrides, _convert_="all")
 
 
-def _task(
-    cfg: DictConfig, evaluated: EvaluatedPolicy, benchmark: Benchmark, engine: str, reward: str, samples_per_batch: int
-) -> Task:
+def _task(cfg: DictConfig, evaluated: EvaluatedPolicy, benchmark: Benchmark, reward: str, engine: str) -> Task:
     rows, data = benchmark.load()
     if repeated := count_repeated(rows):
         say(f"{benchmark.name}: {repeated}")
@@ -195,16 +186,14 @@ def _task(
     prompts = benchmark.prompts(rows, evaluated.tokenizer, template)
     for line in check_prompts_of_model(prompts, evaluated.tokenizer, evaluated.spec):
         say(line)
-    check_prompts(benchmark.reward, prompts)
-    with loud_exits():
-        try_reward(benchmark.reward, prompts[0], partial(completion_ids, evaluated.tokenizer), TrainerState())
+    check_reward(benchmark.reward, prompts, evaluated.tokenizer)
     settings = SamplingSettings(
         num_samples=benchmark.num_samples,
         temperature=cfg.temperature,
         top_p=cfg.top_p,
         max_completion_tokens=benchmark.max_completion_tokens,
         seed=cfg.seed,
-        samples_per_batch=samples_per_batch,
+        samples_per_batch=cfg.samples_per_batch or SAMPLES_PER_BATCH[evaluated.device.type],
         prompt=benchmark.prompt_around(evaluated.tokenizer, template),
         engine=engine,
         reward=reward,

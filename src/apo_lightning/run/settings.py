@@ -1,28 +1,42 @@
-"""What a run's configuration says of its step, callbacks, ranks and dtype: each cannot work with one line, or is given.
+"""The settings of a run: values of the right kind, sizes of a step, callbacks, ranks, dtype, lengths and reward.
 
-All of it is before any weights are loaded.
+Each function refuses what cannot work with one line, before any weights are loaded.
 """
 
 import functools
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import lightning.pytorch as pl
 import torch
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
+from pydantic import ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError
+from transformers import PreTrainedTokenizerBase
 
 from apo_lightning.callbacks import StepCallback
+from apo_lightning.common.console import saying
 from apo_lightning.data.sources import ProblemSource
 from apo_lightning.errors import ConfigError
+from apo_lightning.evaluation.benchmark import Benchmark
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.model.architecture import check_length, exact_length
 from apo_lightning.model.spec import PolicySpec
+from apo_lightning.model.tokenizer import completion_ids
+from apo_lightning.rewards import Reward
+from apo_lightning.rewards.reward import TrainerState, check_prompts
+from apo_lightning.rewards.trial import try_reward
+from apo_lightning.run.launching import loud_exits
 from apo_lightning.run.lightning_options import check_callback, check_trainer
-from apo_lightning.run.value_types import SEED
 from apo_lightning.step.settings import StepSettings
-from apo_lightning.types import Needs
+from apo_lightning.types import Needs, Prompt
 
+STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True)
+
+SEED = Annotated[int, Field(ge=0, lt=2**32)]
+"""NumPy takes no other, and Lightning would seed with 0 in its place."""
 ANNOTATIONS = {"seed": SEED, **get_type_hints(StepSettings)}
 """What the settings of a training run are that belong to no `_target_`, for `check_values`."""
 
@@ -31,6 +45,41 @@ SECTIONS = {
     "policy": ("lora",),
 }
 """Keys of the sections that are no `_target_`, which would refuse others."""
+
+
+def check_values(cfg: DictConfig, annotations: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for a value that the annotation of its argument excludes, such as `optimizer.lr=1e-6x`.
+
+    Every `_target_` of the configuration is imported; `instantiate` has the message on one that cannot be. The
+    `annotations` are of the configuration's own keys.
+    """
+    _check_node("", OmegaConf.to_container(cfg, resolve=True), annotations)
+
+
+def _check_node(key: str, node: Any, annotations: Mapping[str, Any]) -> None:
+    if isinstance(node, dict | list):
+        inner = annotations if not key else _annotations(node)
+        for name, value in node.items() if isinstance(node, dict) else enumerate(node):
+            _check_node(f"{key}.{name}" if key else str(name), value, inner)
+        return
+    annotation = annotations.get(key.rpartition(".")[2], Any)
+    try:
+        TypeAdapter(annotation, config=STRICT).validate_python(node)
+    except ValidationError as error:
+        said = "null" if node is None else repr(node)
+        raise ConfigError(f"{key} is {said}: {error.errors()[0]['msg'].replace('Input', 'it')}") from error
+    except PydanticUserError:  # of an annotation that pydantic cannot read, the class itself is the judge
+        return
+
+
+def _annotations(node: Any) -> Mapping[str, Any]:
+    """Annotations of the arguments of the node's `_target_`; none if it has none, or they cannot be read."""
+    try:
+        parameters = inspect.signature(get_object(node["_target_"]), eval_str=True).parameters.values()
+        known = [each for each in parameters if each.annotation is not each.empty]
+        return {each.name: each.annotation | None if each.default is None else each.annotation for each in known}
+    except Exception:
+        return {}
 
 
 def step_settings(cfg: DictConfig, source: ProblemSource) -> StepSettings:
@@ -113,11 +162,11 @@ def compute_dtype(spec: PolicySpec, device: torch.device) -> torch.dtype:
     return dtype
 
 
-def check_fits(sizes: Any, spec: PolicySpec, where: str = "", *, key: str, otherwise: str) -> None:
+def check_fits(sizes: StepSettings | Benchmark, spec: PolicySpec, where: str = "", *, key: str, otherwise: str) -> None:
     """Raise `ConfigError` if a model cannot read the longest prompt and completion of `sizes` together.
 
     Args:
-        sizes: `StepSettings` or `Benchmark`.
+        sizes: of a run, or of a benchmark.
         spec: the model.
         where: the beginning of the message.
         key: the setting of the longest completion.
@@ -133,3 +182,13 @@ def check_fits(sizes: Any, spec: PolicySpec, where: str = "", *, key: str, other
             f"{sizes.max_completion_tokens} = {length} does not fit {spec.name}, which reads {longest} tokens: {remedy}"
         )
     check_length(config, length, remedy)
+
+
+def check_reward(
+    reward: Reward, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, num_optimizer_steps: int = 0
+) -> None:
+    """Raise `ConfigError` for a reward that cannot judge these problems, or fails on made-up completions."""
+    check_prompts(reward, prompts)
+    with loud_exits(), saying("waiting for the reward of three made-up completions; Ctrl-C ends the command"):
+        state = TrainerState(max_steps=num_optimizer_steps)
+        try_reward(reward, prompts[0], functools.partial(completion_ids, tokenizer), state)

@@ -24,8 +24,8 @@ from apo_lightning.run import evaluate
 from apo_lightning.run.command_line import main
 from apo_lightning.run.evaluated_policy import find_evaluated_policy
 from apo_lightning.run.evaluating import ANNOTATIONS, describe_reward, prepare_tasks
+from apo_lightning.run.settings import check_values
 from apo_lightning.run.user_message import user_message
-from apo_lightning.run.value_types import check_values
 from composing import ROOT, composed, names
 from processes import start_script
 from running import finish, run_train, start_cold
