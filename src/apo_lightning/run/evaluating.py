@@ -66,7 +66,9 @@ def main(cfg: DictConfig) -> None:
 
 def check(cfg: DictConfig) -> None:
     """Raise `ConfigError` for a job of a sweep that cannot work; nothing is loaded."""
-    _, _, tasks = _prepare(with_own_problems(cfg, typed_overrides()), typed_overrides(), is_swept=True)
+    cfg = with_own_problems(cfg, typed_overrides())
+    check_values(cfg, ANNOTATIONS)
+    _, tasks = _prepare(cfg, find_evaluated_policy(cfg, typed_overrides(), is_swept=True))
     for task in tasks:
         task.benchmark.reward.close()
 
@@ -77,7 +79,10 @@ def evaluate(cfg: DictConfig, overrides: Sequence[str] = (), *, is_swept: bool =
     The results are also in the output folder; only the first rank returns them. `overrides` are as typed; in a sweep
     those that determine the samples name a folder (`settings_folder`).
     """
-    evaluated, engine, tasks = _prepare(cfg, overrides, is_swept=is_swept)
+    check_values(cfg, ANNOTATIONS)
+    evaluated = find_evaluated_policy(cfg, overrides, is_swept=is_swept)
+    quiet_libraries(evaluated.output_dir / "evaluate.log")
+    engine, tasks = _prepare(cfg, evaluated)
     fabric = Fabric(
         accelerator=cfg.trainer.accelerator,
         devices=cfg.trainer.devices,
@@ -126,13 +131,8 @@ class Task:
         return task
 
 
-def _prepare(
-    cfg: DictConfig, overrides: Sequence[str], *, is_swept: bool
-) -> tuple[EvaluatedPolicy, RolloutEngine, list[Task]]:
-    """Policy, engine and benchmarks, nothing of them loaded; raises `ConfigError` for what cannot work."""
-    check_values(cfg, ANNOTATIONS)
-    evaluated = find_evaluated_policy(cfg, overrides, is_swept=is_swept)
-    quiet_libraries(evaluated.output_dir / "evaluate.log")
+def _prepare(cfg: DictConfig, evaluated: EvaluatedPolicy) -> tuple[RolloutEngine, list[Task]]:
+    """Engine and benchmarks, nothing of them loaded; raises `ConfigError` for what cannot work."""
     engine: RolloutEngine = instantiate(cfg.engine)
     engine.check(evaluated.device)
     engine.check_model(evaluated.spec.load_config(), evaluated.device)

@@ -65,7 +65,7 @@ class Algorithm:
         self.loss.check(aggregation=self.settings.aggregation, minibatches_per_step=per_step, advantage=self.advantage)
         try_loss(self.loss)
         self.horizon = schedule_horizon(cfg.trainer, self.settings)
-        """The training steps that the learning-rate schedule is made for."""
+        """The training steps that the learning-rate schedule is made for, and below its optimizer steps."""
         self.num_optimizer_steps = self.horizon * per_step
         self.optimizer: Callable[..., Optimizer] = instantiate(cfg.optimizer)
         self.scheduler: Callable[..., LRScheduler] = instantiate(cfg.scheduler)
@@ -95,7 +95,7 @@ class Algorithm:
 
 
 class Prepared(Algorithm):
-    """What a run is made of and needs no weights, cheapest first."""
+    """What a run is made of, instantiated and checked without any weights, cheapest first; raises as `Algorithm`."""
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
