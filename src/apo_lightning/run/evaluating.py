@@ -136,7 +136,7 @@ def _prepare(cfg: DictConfig, evaluated: EvaluatedPolicy) -> tuple[RolloutEngine
     engine: RolloutEngine = instantiate(cfg.engine)
     engine.check(evaluated.device)
     engine.check_model(evaluated.spec.load_config(), evaluated.device)
-    return evaluated, engine, prepare_tasks(cfg, evaluated, engine.name)
+    return engine, prepare_tasks(cfg, evaluated, engine.name)
 
 
 def prepare_tasks(cfg: DictConfig, evaluated: EvaluatedPolicy, engine: str) -> list[Task]:
