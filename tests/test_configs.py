@@ -14,8 +14,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from apo_lightning.run.launching import register_resolvers
-from apo_lightning.run.settings import ANNOTATIONS
-from apo_lightning.run.value_types import check_values
+from apo_lightning.run.settings import ANNOTATIONS, check_values
 from apo_lightning.types import AdvantageInputs
 from composing import CONFIGS, PAPER, ROOT, composed, names
 from loss_cases import ALGORITHMS, algorithm

@@ -71,9 +71,12 @@ def plan_memory(model: ModelShape, run: RunShape) -> MemoryPlan:
     allocations = (
         _allocation("libraries" if is_kept else "CUDA context, NCCL", process_bytes(run), stays=True),
         _allocation("weights", weight_bytes(model, run), stays=True),
-        _allocation("optimizer moments", moment_bytes(model, run), stays=True),
+        _allocation("optimizer moments", 2 * trained, stays=True),
         _allocation("reference weights", reference_bytes(model, run), stays=True),
-        _allocation("weights before training", base_bytes(model, run), stays=True),
+        # A copy of the trained weights, where the policy is averaged with it; of adapters less.
+        _allocation(
+            "weights before training", shard_bytes(model.trained_parameters, run) * run.averages_base, stays=True
+        ),
         replace(_allocation("gradients", gradients * is_kept, stays=True), update=gradients),
         replace(_allocation("engine weights", engine_weights, stays=is_kept), sync=engine_weights),
         _allocation("keys and values", kv_cache_bytes(model, run), stays=is_kept),
@@ -122,11 +125,6 @@ def reference_bytes(model: ModelShape, run: RunShape) -> int:
     return layer_bytes * -(-layers // run.num_shards) + shard_bytes(model.root_parameters, run)
 
 
-def base_bytes(model: ModelShape, run: RunShape) -> int:
-    """4·N/shards: a float32 copy of the trained weights, where the policy is averaged with it; of adapters less."""
-    return shard_bytes(model.trained_parameters, run) if run.averages_base else 0
-
-
 def process_bytes(run: RunShape) -> int:
     """Bytes that a process takes before any tensor: libraries on a CPU, the context on a GPU."""
     return CUDA_CONTEXT_BYTES + NCCL_BYTES * (run.world_size > 1) if run.is_cuda else library_bytes(run)
@@ -149,11 +147,6 @@ def loading_bytes(model: ModelShape, run: RunShape, *, is_first: bool) -> int:
     shards = weight_bytes(model, run) + reference_bytes(model, run)
     whole = model.num_parameters + model.adapter_parameters if is_first else model.head_parameters
     return LIBRARIES_BYTES + FLOAT32 * whole + (0 if run.is_cuda else shards)
-
-
-def moment_bytes(model: ModelShape, run: RunShape) -> int:
-    """The two Adam moments on the device."""
-    return 2 * run.num_trained_models * shard_bytes(model.trained_parameters, run)
 
 
 def kv_cache_bytes(model: ModelShape, run: RunShape) -> int:
@@ -257,11 +250,6 @@ def tile_bytes(run: RunShape) -> int:
     return 2 * FLOAT32 * (TILE_LOGITS if run.is_cuda else TILE_LOGITS_CPU)
 
 
-def held_logits(run: RunShape) -> int:
-    """Logits that the head may hold between computing them and computing their gradient."""
-    return LOGITS_HELD if run.is_cuda else LOGITS_HELD_CPU * FLOAT32 // run.compute_bytes
-
-
 def cast_head_bytes(model: ModelShape, run: RunShape) -> int:
     """The head in the compute dtype, made once per micro-batch: c·V·D; 0 in float32."""
     return run.compute_bytes * model.head_parameters if run.compute_bytes < FLOAT32 else 0
@@ -285,7 +273,9 @@ def update_allocations(model: ModelShape, run: RunShape) -> tuple[Allocation, ..
     root = FLOAT32 * model.root_parameters * is_full
     tokens, trained_head = run.microbatch_tokens, model.head_parameters * is_full
     gradients = FLOAT32 * (trained_head + tokens * model.hidden_size)
-    logits = tile_bytes(run) + FLOAT32 * min(held_logits(run), tokens * model.vocab_size)
+    # Between computing logits and computing their gradient.
+    held = LOGITS_HELD if run.is_cuda else LOGITS_HELD_CPU * FLOAT32 // run.compute_bytes
+    logits = tile_bytes(run) + FLOAT32 * min(held, tokens * model.vocab_size)
     head_size = logits + cast_head_bytes(model, run) + gradients
     last_size = tokens * layer_activation_bytes(model, run) + root * (2 if gathered_size else 1)
     layer_size = (run.compute_bytes + FLOAT32) * model.layer_parameters * is_full * bool(gathered_size)

@@ -41,39 +41,16 @@ def engine_size(engine: RolloutEngine, settings: StepSettings, *, is_cuda: bool)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankLayout:
-    """The processes that the trainer would start, whether or not their GPUs exist."""
-
-    device: torch.device
-    world_size: int
-    num_local: int
-    """Processes on one machine."""
-    strategy: str
-    """Name of the strategy: `single`, `ddp` or `fsdp`."""
-
-
-def rank_layout(cfg: DictConfig) -> RankLayout:
-    """The processes that `cfg.trainer` asks for."""
-    trainer = cfg.trainer
-    device, num_local = requested_devices(trainer.accelerator, trainer.devices)
-    world_size = num_local * trainer.num_nodes
-    strategy = str(OmegaConf.select(cfg, "trainer.strategy._target_", default=trainer.strategy))
-    return RankLayout(
-        device=device,
-        world_size=world_size,
-        num_local=num_local,
-        strategy="fsdp" if strategy.endswith("ShardedStrategy") else "ddp" if world_size > 1 else "single",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Plan:
     """The memory plan of a run, with the sizes that it was computed from."""
 
     name: str
     """The model's name."""
     settings: StepSettings
-    ranks: RankLayout
+    device: torch.device
+    """The kind of device that the trainer would take, whether or not it exists."""
+    num_local: int
+    """Processes on one machine."""
     model: ModelShape
     run: RunShape
     memory: MemoryPlan
@@ -81,39 +58,45 @@ class Plan:
 
 def plan_run(cfg: DictConfig) -> Plan:
     """The memory plan of one process of `apo train`; raises `ConfigError` for sizes or a model that cannot work."""
-    settings, ranks = step_settings(cfg, instantiate(cfg.data)), rank_layout(cfg)
+    settings, trainer = step_settings(cfg, instantiate(cfg.data)), cfg.trainer
+    device, num_local = requested_devices(trainer.accelerator, trainer.devices)
     spec: PolicySpec = instantiate(cfg.model, _convert_="all")
     config, lora = spec.load_config(), instantiate(cfg.policy.lora, _convert_="all")
     if lora is not None:
         lora.check(config)
-    model = shape_of(config, lora)
-    run = run_shape(cfg, settings, ranks, spec)
-    return Plan(name=spec.name, settings=settings, ranks=ranks, model=model, run=run, memory=plan_memory(model, run))
+    model, run = shape_of(config, lora), run_shape(cfg, settings, spec, device, num_local * trainer.num_nodes)
+    memory = plan_memory(model, run)
+    return Plan(
+        name=spec.name, settings=settings, device=device, num_local=num_local, model=model, run=run, memory=memory
+    )
 
 
 def time_of(cfg: DictConfig, plan: Plan) -> TimePlan:
     """The time of a step, by phase; raises `ConfigError` if rates cannot be measured or a value is out of range."""
     expected, rates = instantiate(cfg.expected), instantiate(cfg.rates)
     if not isinstance(rates, Rates):
-        rates = rates(plan.ranks.device, torch.float32 if plan.run.compute_bytes == FLOAT32 else torch.bfloat16)
+        rates = rates(plan.device, torch.float32 if plan.run.compute_bytes == FLOAT32 else torch.bfloat16)
     return plan_time(plan.model, plan.run, plan.settings, expected, rates)
 
 
-def run_shape(cfg: DictConfig, settings: StepSettings, ranks: RankLayout, spec: PolicySpec) -> RunShape:
+def run_shape(
+    cfg: DictConfig, settings: StepSettings, spec: PolicySpec, device: torch.device, world_size: int
+) -> RunShape:
     """The settings of a configuration that determine the memory of a run."""
-    is_cuda, has_gpu = ranks.device.type == "cuda", torch.cuda.is_available()
+    is_cuda, has_gpu = device.type == "cuda", torch.cuda.is_available()
     # An absent GPU cannot be asked; all GPUs in question multiply bfloat16.
     is_assumed = is_cuda and not has_gpu and spec.compute_dtype == "auto"
-    prompts_per_rank = -(-settings.prompts_per_minibatch // ranks.world_size)
+    strategy = str(OmegaConf.select(cfg, "trainer.strategy._target_", default=cfg.trainer.strategy))
+    prompts_per_rank = -(-settings.prompts_per_minibatch // world_size)
     most = prompts_per_rank * (settings.max_prompt_tokens + settings.group_size * settings.max_completion_tokens)
     loss, critic = instantiate(cfg.algo.loss), instantiate(cfg.algo.get("critic"))
     reference = instantiate(cfg.reference)
     return RunShape(
-        world_size=ranks.world_size,
-        strategy=ranks.strategy,
+        world_size=world_size,
+        strategy="fsdp" if strategy.endswith("ShardedStrategy") else "ddp" if world_size > 1 else "single",
         is_cuda=is_cuda,
-        compute_bytes=2 if is_assumed or spec.dtype(ranks.device) != torch.float32 else FLOAT32,
-        has_reference=all_needs(loss, callbacks_for(cfg, loss)).reference,
+        compute_bytes=2 if is_assumed or spec.dtype(device) != torch.float32 else FLOAT32,
+        has_reference=all_needs(loss, *callbacks_for(cfg, loss)).reference,
         gradient_checkpointing=spec.gradient_checkpointing,
         compiles_layers=spec.compile_layers,
         changes_reference=reference.rule is not None,

@@ -2,8 +2,9 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,15 +17,20 @@ from apo_lightning.common.console import quiet_libraries, say, show
 from apo_lightning.data.sources import DatasetSource
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.tokenizer import character_tokenizer
-from apo_lightning.run.checks import check_share, check_steps
-from apo_lightning.run.devices import check_devices
-from apo_lightning.run.preparing import check_reward, prepare, prepare_algorithm, read_data
-from apo_lightning.run.settings import ANNOTATIONS, step_settings
-from apo_lightning.run.value_types import check_values
+from apo_lightning.run.devices import check_devices, requested_devices
+from apo_lightning.run.preparing import Algorithm, Prepared, prepare, read_data
+from apo_lightning.run.settings import (
+    ANNOTATIONS,
+    check_ranks,
+    check_reward,
+    check_values,
+    schedule_horizon,
+    step_settings,
+)
 from apo_plan import findings as machine
 from apo_plan.findings import Finding, this_machine
 from apo_plan.memory_plan import reference_bytes
-from apo_plan.plan import Plan, RankLayout, plan_run, rank_layout, time_of
+from apo_plan.plan import Plan, plan_run, time_of
 from apo_plan.shapes import FLOAT32
 from apo_plan.tables import findings_text, plan_table, time_table
 
@@ -48,24 +54,21 @@ def preflight(cfg: DictConfig, output_dir: Path) -> int:
     quiet_libraries(output_dir / "run.log")
     findings: list[Finding] = []
     parts: list[RenderableType] = []
-    described: Sequence[str] = ()
+    run: Prepared | None = None
     with _errors_to(findings):
         plan = plan_run(cfg)
         parts.append(plan_table(plan))
         findings += _room_findings(cfg, plan, output_dir)
         with _errors_to(findings):
-            parts.append(time_table(time_of(cfg, plan), plan.ranks.world_size, cfg.trainer.max_steps))
-    findings += _environment_findings(cfg, rank_layout(cfg))
-    if not any(finding.level == "error" for finding in findings):
-        with _errors_to(findings):
-            run = prepare(cfg)  # checks of tokenizer, data and answers
-            run.reward.close()
-            described = run.described
-            findings += [Finding("warning", notice) for notice in run.notices]
-    else:
-        findings += [finding for finding in _problem_findings(cfg) if finding not in findings]
+            parts.append(time_table(time_of(cfg, plan), plan.run.world_size, cfg.trainer.max_steps))
+    with _errors_to(findings):
+        run = prepare(cfg)
+        run.reward.close()
+        findings += [Finding("warning", notice) for notice in run.notices]
+    if run is None:
+        findings += _other_errors(cfg)
     show(Group(*parts))
-    for line in described:
+    for line in () if run is None else run.described:
         say(line)
     show(findings_text(findings), soft_wrap=True)
     return int(any(finding.level == "error" for finding in findings))
@@ -81,11 +84,12 @@ def _errors_to(findings: list[Finding]) -> Iterator[None]:
 
 
 def _room_findings(cfg: DictConfig, plan: Plan, output_dir: Path) -> list[Finding]:
-    """Findings on memory and disk that are too small for the plan."""
-    memory, num_local = plan.memory, plan.ranks.num_local
+    """Findings on memory, cores and disk that are too small for the plan."""
+    memory, num_local = plan.memory, plan.num_local
     loading = memory.loading + (num_local - 1) * memory.loading_others
     running = num_local * (memory.host if plan.run.is_cuda else memory.peak)
-    findings = machine.memory_findings(this_machine(), max(loading, running), num_local)
+    findings = [*machine.memory_findings(this_machine(), max(loading, running), num_local)]
+    findings += machine.thread_findings(this_machine(), torch.get_num_threads(), num_local)
     if plan.run.is_cuda and torch.cuda.is_available():
         findings += machine.device_findings(plan.run.gpu_bytes, memory.peak)
     # A checkpoint holds the trained weights, their two moments and a reference that changes; a new one is written
@@ -97,40 +101,36 @@ def _room_findings(cfg: DictConfig, plan: Plan, output_dir: Path) -> list[Findin
     snapshots = cfg.trainer.max_steps // kept.snapshot_every if kept.snapshot_every else 0
     weights = FLOAT32 * (snapshots * model.trained_parameters + model.num_parameters)
     needed = (kept.keep + 1 + (kept.best is not None)) * checkpoint + weights
-    return findings + machine.disk_findings(output_dir, needed)
+    return [*findings, *machine.disk_findings(output_dir, needed)]
 
 
-def _problem_findings(cfg: DictConfig) -> list[Finding]:
-    """Findings on algorithm, problems and reward, where a run could not begin for other reasons.
+def _other_errors(cfg: DictConfig) -> list[Finding]:
+    """What is wrong with a run besides the first error, at which `prepare` has stopped.
 
     Without the model's tokenizer the problems are read in characters, and no length is compared with a limit.
     """
     findings: list[Finding] = []
-    with _errors_to(findings):
-        algorithm = prepare_algorithm(cfg)
-        model = instantiate(cfg.model, _convert_="all")
+    attempt = partial(_errors_to, findings)
+    with attempt():
+        check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
+    with attempt():
+        device, num_local = requested_devices(cfg.trainer.accelerator, cfg.trainer.devices)
+        with attempt():
+            settings = step_settings(cfg, instantiate(cfg.data))
+            with attempt():
+                check_ranks(cfg.trainer.strategy, settings, num_local * cfg.trainer.num_nodes)
+            schedule_horizon(cfg.trainer, settings)
+        engine = instantiate(cfg.engine)
+        engine.check(device)
+        engine.check_model(instantiate(cfg.model, _convert_="all").load_config(), device)
+    with attempt():
+        algorithm, model = Algorithm(cfg), instantiate(cfg.model, _convert_="all")
         tokenizer, template = character_tokenizer(), "{problem}"
-        with _errors_to(findings):
+        with attempt():
             tokenizer, template = model.load_tokenizer(), model.prompt_template
         if template == "{problem}" and isinstance(algorithm.source, DatasetSource):
-            algorithm = replace(algorithm, source=replace(algorithm.source, max_prompt_tokens=sys.maxsize))
+            algorithm.source = replace(algorithm.source, max_prompt_tokens=sys.maxsize)
         with contextlib.closing(algorithm.reward):
-            check_reward(algorithm, read_data(algorithm, tokenizer, template, cfg.seed))
+            prompts = read_data(algorithm, tokenizer, template, cfg.seed).prompts
+            check_reward(algorithm.reward, prompts, tokenizer, algorithm.num_optimizer_steps)
     return findings
-
-
-def _environment_findings(cfg: DictConfig, ranks: RankLayout) -> list[Finding]:
-    """Findings that do not depend on the memory plan."""
-    findings: list[Finding] = []
-    with _errors_to(findings):
-        check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
-    with _errors_to(findings):
-        settings = step_settings(cfg, instantiate(cfg.data))
-        with _errors_to(findings):
-            check_share(settings, ranks.world_size)
-        check_steps(cfg.trainer.max_steps, cfg.trainer.get("val_check_interval"), settings)
-    with _errors_to(findings):
-        engine = instantiate(cfg.engine)
-        engine.check(ranks.device)
-        engine.check_model(instantiate(cfg.model, _convert_="all").load_config(), ranks.device)
-    return findings + machine.thread_findings(this_machine(), torch.get_num_threads(), ranks.num_local)

@@ -16,7 +16,7 @@ from apo_plan.time_plan import TimePlan
 
 def plan_table(plan: Plan) -> RenderableType:
     """The allocations by phase, their sums, and the memory of the GPU if there is one."""
-    model, run, memory, ranks = plan.model, plan.run, plan.memory, plan.ranks
+    model, run, memory = plan.model, plan.run, plan.memory
     table = _table(f"memory of {'a GPU' if run.is_cuda else 'a process'} [GiB]", *PHASES)
     for item in memory.allocations:
         table.add_row(Text(item.name), *(_gib(getattr(item, phase)) for phase in PHASES))
@@ -26,7 +26,7 @@ def plan_table(plan: Plan) -> RenderableType:
     if run.is_cuda and torch.cuda.is_available():
         name = torch.cuda.get_device_name(0)
         table.add_row(Text(name, style="dim"), *(Text(_gib(run.gpu_bytes), style="dim") for _ in totals))
-    processes = f"{ranks.world_size} process{'es' * (ranks.world_size > 1)} on {ranks.device.type}"
+    processes = f"{run.world_size} process{'es' * (run.world_size > 1)} on {plan.device.type}"
     parameters = f"{model.num_parameters / 1e6:,.1f}M parameters"
     if model.adapters is not None:
         parameters += f" and {model.adapters.num_parameters / 1e6:,.1f}M of adapters"
@@ -36,7 +36,7 @@ def plan_table(plan: Plan) -> RenderableType:
         loading = f"{_gib(memory.loading)} GiB the first process, {_gib(memory.loading_others)} GiB each other"
     later = f"; from then on {_gib(memory.host)} GiB a process" if memory.host else ""
     return Group(
-        Text.assemble((plan.name, "bold"), f", {ranks.strategy}, {processes}: {parameters}, computing in {dtype}\n"),
+        Text.assemble((plan.name, "bold"), f", {run.strategy}, {processes}: {parameters}, computing in {dtype}\n"),
         table,
         Text(f"\nin the machine's memory while loading: {loading}{later}\n", style="dim"),
     )

@@ -123,11 +123,8 @@ class TimePlan:
 
 def plan_time(model: ModelShape, run: RunShape, settings: StepSettings, expected: Expected, rates: Rates) -> TimePlan:
     """The plan of one rank."""
-    step, size, critics = (
-        workload_of(settings, expected, run.world_size),
-        model_size_of(model),
-        run.num_trained_models - 1,
-    )
+    step, size = workload_of(settings, expected, run.world_size), model_size_of(model)
+    critics = run.num_trained_models - 1
     updated = step.work(expected.updated_share)
     values = replace(updated, num_rows=0)  # a critic has no head over the vocabulary
     recomputed = forward_flops(size, values) * run.gradient_checkpointing
@@ -187,11 +184,8 @@ def generation_seconds(model: ModelShape, run: RunShape, step: Workload, rates: 
     A decoding forward multiplies each token with all weights while it reads them: the slower of the two counts. Then it
     reads keys and values.
     """
-    size, num_steps, sampled = (
-        model_size_of(model),
-        decoding_steps(run, step),
-        step.num_sampled * step.completion_tokens,
-    )
+    size, num_steps = model_size_of(model), decoding_steps(run, step)
+    sampled = step.num_sampled * step.completion_tokens
     prefill = Work(num_tokens=round(step.num_sampled / step.group_size * step.prompt_tokens))
     decoded = Work(num_tokens=round(sampled), num_rows=round(sampled))
     weights = num_steps * engine_weight_bytes(model, run) / rates.memory_bytes_per_second

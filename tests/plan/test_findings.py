@@ -12,7 +12,7 @@ def test_a_plan_above_free_memory_is_a_warning_and_above_all_memory_an_error():
 
 
 def test_checkpoints_that_do_not_fit_the_disk_name_the_folder_that_is_there(tmp_path):
-    assert disk_findings(tmp_path, 1) == []
+    assert not [*disk_findings(tmp_path, 1)]
     (finding,) = disk_findings(tmp_path / "not" / "yet", 2**60)
     assert (finding.level, str(tmp_path) in finding.text, "not/yet" in finding.text) == ("error", True, False)
 

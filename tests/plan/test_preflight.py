@@ -76,7 +76,7 @@ def test_a_model_that_cannot_be_had_is_one_line_and_the_rest_is_still_checked(tm
     no_data = ("data=gsm8k", "data.path=/no/such.jsonl")
     no_reward = ("reward=callable", "reward.function._target_=interrupting.breaks_at_once")
     for wrong, expected in (
-        (sizes, ("minibatch is 1", "max_steps is 0")),
+        (sizes, ("max_steps is 0", "minibatch is 1")),
         (no_data, ("data file /no/such.jsonl does not exist",)),
         (no_reward, ("reward interrupting.breaks_at_once failed: MemoryError",)),
         (("data=locks", "reward=puzzle"), ()),

@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.model.average import PARTS
 
 ENDPOINTS = ("area", "passage", "last", "entered", "locked_share")
 """Names that a question may give as its `endpoint`."""
@@ -21,6 +20,8 @@ BLOCKS = 16
 AVERAGED = "+average"
 """After a method's name: its last policy, averaged with the base model; its path goes over the base's weight. After it
 may come `_` and a part of the model, which alone is averaged: `grpo+average_last`."""
+AVERAGED_PARTS = ("first", "middle", "last", "outside")
+"""The parts of a model whose averages can be measured alone: `apo_lightning.model.average.PARTS` without all."""
 HALF = "half"
 """In place of the first method of a pair: the value one half, of every run."""
 
@@ -273,7 +274,7 @@ def _checked(protocol: Protocol) -> Protocol:
     for question in protocol.questions:
         stage = protocol.stage(question.stage)
         named = [*stage.methods, *stage.arms, *protocol.tuned]
-        named += [average for name in named for average in averages_of(name, PARTS[1:])]
+        named += [average for name in named for average in averages_of(name, AVERAGED_PARTS)]
         refuse(f"question {question.key}, endpoint", question.endpoint, ENDPOINTS)
         for world in question.worlds:
             refuse(f"question {question.key}", world, list(protocol.worlds))

@@ -1,4 +1,4 @@
-"""Completions of a step as JSON lines, for reading."""
+"""Completions of a step, for reading: as JSON lines, and a few as tables of W&B and TensorBoard."""
 
 import math
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from jaxtyping import Float, Int
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from torch import Tensor
 
 from apo_lightning.callbacks.step_callback import StepCallback, check_every_n_steps
@@ -14,6 +15,8 @@ from apo_lightning.common.files import to_json, write_atomically
 from apo_lightning.distributed.gathering import from_all_ranks, in_rollout_order
 from apo_lightning.types import StepOutput
 
+COLUMNS, NUM_ROWS = ("prompt", "completion", "reward", "advantage", "status"), 8
+"""Of a table."""
 OF_SCORED = ("mean_entropy", "mean_max_prob", "mean_logprob")
 
 
@@ -21,9 +24,6 @@ class RolloutWriter(StepCallback):
     """Writes `rollouts/step_000010.jsonl`: one line per completion, in the order of the rollout.
 
     Lines contain no time and no path, so identical runs write identical bytes.
-
-    Args:
-        every_n_steps: write the steps that this number divides.
     """
 
     def __init__(self, every_n_steps: int = 1) -> None:
@@ -40,6 +40,38 @@ class RolloutWriter(StepCallback):
         if self._folder is not None:
             content = b"".join(to_json(line) + b"\n" for line in lines)
             write_atomically(self._folder / f"step_{step.step:06d}.jsonl", content)
+
+
+class CompletionTable(StepCallback):
+    """Shows one completion of each of the first eight prompts of a step; without W&B and TensorBoard it does nothing.
+
+    The files of `RolloutWriter` have all completions.
+    """
+
+    def __init__(self, every_n_steps: int = 10) -> None:
+        self.every_n_steps = check_every_n_steps("completion_table", every_n_steps)
+        self._trainer: pl.Trainer | None = None
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Only the first rank shows completions, those of its own prompts."""
+        self._trainer = trainer if trainer.is_global_zero else None
+
+    def on_step(self, step: StepOutput) -> None:
+        """Give the loggers the completions of this step."""
+        loggers = [] if self._trainer is None else self._trainer.loggers
+        lines = completion_lines(step)[:: step.rollouts.group_size][:NUM_ROWS] if loggers else []
+        rows = [[line[column] for column in COLUMNS] for line in lines]
+        for logger in loggers:
+            if isinstance(logger, WandbLogger):
+                logger.log_table("completions", columns=list(COLUMNS), data=rows, step=step.step)
+            elif isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_text("completions", "\n\n".join(map(_as_text, rows)), step.step)
+
+
+def _as_text(row: list[object]) -> str:
+    """A row as a block of code: Markdown would interpret a completion."""
+    lines = "\n".join(f"{column}: {value}" for column, value in zip(COLUMNS, row, strict=True))
+    return "    " + lines.replace("\n", "\n    ")
 
 
 def completion_lines(step: StepOutput) -> list[dict[str, Any]]:

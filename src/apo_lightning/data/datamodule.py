@@ -1,4 +1,4 @@
-"""The data module: prompts per training step, and prompts per held-out set."""
+"""The data module: prompts per training step, in an order that is a run's own, and prompts per held-out set."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -9,9 +9,9 @@ import torch
 from lightning import LightningDataModule
 from transformers import PreTrainedTokenizerBase
 
+from apo_lightning.common.hashing import hash64
 from apo_lightning.data.filtering import FilterReport
-from apo_lightning.data.order import PromptOrder
-from apo_lightning.data.prompts import PromptTemplate, build_prompts
+from apo_lightning.data.prompts import PromptTemplate, build_prompts, require_fitting
 from apo_lightning.data.rows import Row
 from apo_lightning.data.sources import ProblemSource
 from apo_lightning.errors import ConfigError
@@ -19,6 +19,53 @@ from apo_lightning.types import Prompt
 
 PROMPTS_PER_VALIDATION_BATCH = 256
 """Most held-out prompts in a batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOrder:
+    """An endless sequence of steps, a pure function of (ids, prompts_per_step, seed).
+
+    An epoch is a shuffle of all prompts. A step may cross into the next epoch: no prompt is left out, and none occurs
+    twice in a step. Prompts are sorted by a hash of (seed, epoch, id), not drawn from a random generator, so the order
+    does not depend on the order of the file, on a resume or on the number of ranks.
+
+    Raises:
+        ConfigError: fewer prompts than a step needs.
+    """
+
+    ids: Sequence[str]
+    prompts_per_step: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.prompts_per_step < 1:
+            raise ConfigError(f"prompts_per_step is {self.prompts_per_step}: it must be at least 1")
+        if self.prompts_per_step > len(self.ids):
+            raise ConfigError(
+                f"prompts_per_step is {self.prompts_per_step} but there are {len(self.ids)} prompts to train on: "
+                "lower it, or give more data"
+            )
+
+    def steps(self, start: int = 0) -> Iterator[list[int]]:
+        """Indices into `ids` for each step, beginning at step `start` (0 is the first)."""
+        waiting: list[int] = []
+        epochs = itertools.count()
+        for step in itertools.count():
+            if len(waiting) < self.prompts_per_step:
+                waiting = waiting + self._epoch(next(epochs), waiting)
+            batch, waiting = waiting[: self.prompts_per_step], waiting[self.prompts_per_step :]
+            if step >= start:
+                yield batch
+
+    def _epoch(self, epoch: int, waiting: Sequence[int]) -> list[int]:
+        """A shuffle that begins with none of the `waiting` prompts of the last epoch, which share its first step."""
+        order = sorted(range(len(self.ids)), key=lambda i: hash64(f"{self.seed}\x1f{epoch}\x1f{self.ids[i]}"))
+        if not waiting:
+            return order
+        taken = set(waiting)
+        head = [i for i in order if i not in taken][: self.prompts_per_step - len(waiting)]
+        in_head = set(head)
+        return head + [i for i in order if i not in in_head]
 
 
 @dataclass(frozen=True)
@@ -70,34 +117,25 @@ class PromptDataModule(LightningDataModule):
         """Counts of dropped training rows; None before `prepare`."""
 
     def prepare(self) -> None:
-        """Read, filter and tokenise; needs no model, and a second call does nothing.
-
-        A benchmark's prompts are never dropped for their length, as that would silently change the benchmark.
-        """
+        """Read, filter and tokenise; needs no model, and a second call does nothing."""
         if self.report is not None:
             return
         problems, name = self.source.load(), self.source.name
         training = self._prompts(problems.train, name)
         self.train_prompts = self._fitting(training)
         held_out = {benchmark: self._prompts(rows, benchmark) for benchmark, rows in problems.validation.items()}
-        report = replace(problems.report, num_kept=len(self.train_prompts))
+        report, num_held_out = problems.report, 0
         if report.num_held_out:  # part of the training set, and filtered like it
             held_out[name] = self._fitting(held_out[name])
-            report = replace(report, num_held_out=len(held_out[name]))
-        num_fitting = report.num_kept + report.num_held_out
-        report = replace(report, num_too_long=len(training) + problems.report.num_held_out - num_fitting)
+            num_held_out = len(held_out[name])
+        num_too_long = len(training) + report.num_held_out - len(self.train_prompts) - num_held_out
+        report = replace(report, num_kept=len(self.train_prompts), num_held_out=num_held_out, num_too_long=num_too_long)
         if not self.train_prompts:
             raise ConfigError(
                 f"{name} has no prompt left to train on (max_prompt_tokens={self.source.max_prompt_tokens}): {report}"
             )
         self._order()
-        for prompt in itertools.chain(*held_out.values()):
-            if len(prompt.token_ids) > self.source.max_prompt_tokens:
-                raise ConfigError(
-                    f"benchmark {prompt.source}, problem '{prompt.id}' has {len(prompt.token_ids)} prompt tokens, "
-                    f"above max_prompt_tokens={self.source.max_prompt_tokens}: raise data.max_prompt_tokens, or "
-                    "take the problem out of the benchmark"
-                )
+        require_fitting([*itertools.chain(*held_out.values())], self.source.max_prompt_tokens)
         self.validation_prompts = {benchmark: prompts for benchmark, prompts in held_out.items() if prompts}
         self.report = report
 

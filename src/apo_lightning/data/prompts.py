@@ -105,6 +105,16 @@ def build_prompt(row: Row, tokenizer: PreTrainedTokenizerBase, template: PromptT
     return build_prompts([row], tokenizer, template, source=source)[0]
 
 
+def require_fitting(prompts: Sequence[Prompt], max_prompt_tokens: int) -> None:
+    """Raise `ConfigError` for a benchmark's prompt that is too long: without it, it would be another benchmark."""
+    for prompt in prompts:
+        if len(prompt.token_ids) > max_prompt_tokens:
+            raise ConfigError(
+                f"benchmark {prompt.source}, problem '{prompt.id}' has {len(prompt.token_ids)} prompt tokens, above "
+                f"{max_prompt_tokens}: raise max_prompt_tokens, or take the problem out of the benchmark"
+            )
+
+
 def _conversation(row: Row, template: PromptTemplate) -> list[Message]:
     """The messages of a prompt; raises `ConfigError` where a system message of the row's has no place."""
     system = template.system if row.system is None else row.system

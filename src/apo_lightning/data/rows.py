@@ -125,6 +125,13 @@ def require_unique_ids(rows: Sequence[Row], where: str) -> None:
             raise ConfigError(f"{where} has two rows with the id '{row_id}': make ids unique, or leave the column out")
 
 
+def require_answers(rows: Sequence[Row], where: str) -> None:
+    """Raise `ConfigError` for a row without an answer, which no completion could be measured by."""
+    for row in rows:
+        if not row.answer:
+            raise ConfigError(f"{where}, problem '{row.id}' has no answer in a \\boxed{{…}}: correct the row")
+
+
 def _first(record: Mapping[str, Any], columns: Sequence[str], what: str, where: str) -> object:
     for column in columns:
         if (value := _value(record, column)) is not None:

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 from apo_lightning.common.hashing import hash64
 from apo_lightning.data.files import HubDataset, ProblemSet
 from apo_lightning.data.filtering import FilterReport, filter_rows, normalised_problem
-from apo_lightning.data.rows import Row
+from apo_lightning.data.rows import Row, require_answers
 from apo_lightning.errors import ConfigError
 
 
@@ -82,7 +82,7 @@ class DatasetSource:
 
     def __post_init__(self) -> None:
         require_sampling_limits(self.max_prompt_tokens, self.max_completion_tokens, self.num_validation)
-        if self.num_validation and self.name in self._benchmarks:
+        if self.num_validation and self.name in (self.validation or {}):
             raise ConfigError(
                 f"validation has a benchmark '{self.name}' and num_validation={self.num_validation} makes another of "
                 "that name: rename it, or set num_validation=0"
@@ -91,12 +91,8 @@ class DatasetSource:
     def check(self) -> None:
         """Check that every local file exists and its first record can be read; raises `ConfigError`."""
         ProblemSet(path=self.path, hub=self.hub).check()
-        for benchmark in (*self._benchmarks.values(), *self.exclude):
+        for benchmark in (*(self.validation or {}).values(), *self.exclude):
             _problem_set(benchmark).check()
-
-    def rows(self) -> list[Row]:
-        """The problems to train on and hold out, before filtering."""
-        return ProblemSet(path=self.path, hub=self.hub).rows(self.name)
 
     def load(self) -> Problems:
         """Read, filter and split.
@@ -104,9 +100,12 @@ class DatasetSource:
         Raises:
             ConfigError: a file or hub data set cannot be read, a row is malformed, or no row is left to train on.
         """
-        validation = {name: _benchmark_rows(benchmark, name) for name, benchmark in self._benchmarks.items()}
+        validation = {name: _problem_set(each).rows(name) for name, each in (self.validation or {}).items()}
+        for name, rows in validation.items():
+            require_answers(rows, f"benchmark {name}")
         excluded = [row for benchmark in self.exclude for row in _problem_set(benchmark).rows("exclude")]
-        rows, report = filter_rows(self.rows(), excluded, near_copies=self.near_copies)
+        own = ProblemSet(path=self.path, hub=self.hub)
+        rows, report = filter_rows(own.rows(self.name), excluded, near_copies=self.near_copies)
         if len(rows) <= self.num_validation:
             raise ConfigError(
                 f"nothing is left to train on: {self.name} has {len(rows)} problems ("
@@ -120,10 +119,6 @@ class DatasetSource:
         train = [row for row in rows if row.id not in held_out]
         report = replace(report, num_held_out=len(held_out), num_kept=len(train))
         return Problems(train=train, validation=validation, report=report)
-
-    @property
-    def _benchmarks(self) -> Mapping[str, ProblemSet | str]:
-        return self.validation or {}
 
 
 def require_sampling_limits(max_prompt_tokens: int, max_completion_tokens: int, num_validation: int) -> None:
@@ -139,11 +134,3 @@ def require_sampling_limits(max_prompt_tokens: int, max_completion_tokens: int, 
 
 def _problem_set(benchmark: ProblemSet | str) -> ProblemSet:
     return ProblemSet(path=benchmark) if isinstance(benchmark, str) else benchmark
-
-
-def _benchmark_rows(benchmark: ProblemSet | str, name: str) -> list[Row]:
-    rows = _problem_set(benchmark).rows(name)
-    for row in rows:
-        if not row.answer:
-            raise ConfigError(f"benchmark {name}, problem '{row.id}' has no answer in a \\boxed{{…}}: fix the row")
-    return rows

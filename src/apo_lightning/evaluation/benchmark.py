@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from apo_lightning.contracts import Reward
 from apo_lightning.data.files import HubDataset, ProblemSet
-from apo_lightning.data.prompts import PLACEHOLDER, PromptTemplate, build_prompt, build_prompts
-from apo_lightning.data.rows import Row
+from apo_lightning.data.prompts import PLACEHOLDER, PromptTemplate, build_prompt, build_prompts, require_fitting
+from apo_lightning.data.rows import Row, require_answers
 from apo_lightning.data.sources import ProblemSource
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import DataCard
@@ -41,18 +41,18 @@ class Benchmark:
     """
 
     name: str
-    path: str | None
-    hub: HubDataset | None
-    source: ProblemSource | None
-    num_problems: int | None
-    limit: int | None
+    path: str | None = None
+    hub: HubDataset | None = None
+    source: ProblemSource | None = None
+    num_problems: int | None = None
+    limit: int | None = None
     num_samples: int
     max_prompt_tokens: int
     max_completion_tokens: int
     instruction: str
-    system: str | None
-    diversity: bool
-    encoder: str | None
+    system: str | None = None
+    diversity: bool = False
+    encoder: str | None = None
     reward: Reward
 
     def __post_init__(self) -> None:
@@ -94,9 +94,7 @@ class Benchmark:
                 f"{self._origin} has {len(rows)} problems, but {self.name} has {self.num_problems}: give the right "
                 f"file, or benchmark.{self.name}.num_problems={len(rows)} to measure this set"
             )
-        for row in rows:
-            if not row.answer:
-                raise ConfigError(f"{self._origin}: problem '{row.id}' has no answer in \\boxed{{…}}: correct it")
+        require_answers(rows, self._origin)
         measured = rows[: self.limit]
         digest = hashlib.sha256()
         for row in measured:
@@ -110,19 +108,9 @@ class Benchmark:
     def prompts(
         self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, prompt_template: str | None
     ) -> list[Prompt]:
-        """The prompts of the rows, in the model's template.
-
-        Raises:
-            ConfigError: a prompt is longer than `max_prompt_tokens`; dropping it would silently change the benchmark.
-        """
-        template = self._template(prompt_template)
-        prompts = build_prompts(rows, tokenizer, template, source=self.name)
-        for prompt in prompts:
-            if len(prompt.token_ids) > self.max_prompt_tokens:
-                raise ConfigError(
-                    f"benchmark {self.name}, problem '{prompt.id}' has {len(prompt.token_ids)} prompt tokens, above "
-                    f"{self.max_prompt_tokens}: raise max_prompt_tokens"
-                )
+        """The prompts of the rows, in the model's template; raises `ConfigError` for one above `max_prompt_tokens`."""
+        prompts = build_prompts(rows, tokenizer, self._template(prompt_template), source=self.name)
+        require_fitting(prompts, self.max_prompt_tokens)
         return prompts
 
     def prompt_around(self, tokenizer: PreTrainedTokenizerBase, prompt_template: str | None) -> str:

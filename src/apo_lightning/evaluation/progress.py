@@ -11,13 +11,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress:
-    """Prints work done, tokens/s and time left.
-
-    Args:
-        what: the beginning of the line.
-        unit: of the work.
-        is_shown: False prints nothing.
-    """
+    """Prints work done, in `unit`, tokens/s and time left, on a line that begins with `what`."""
 
     def __init__(self, what: str, unit: str, *, is_shown: bool = True) -> None:
         self._what, self._unit, self._is_shown = what, unit, is_shown

@@ -8,14 +8,14 @@ from apo_lightning.common.console import say, saying
 from apo_lightning.contracts import Reward, TrainerState, check_error_rate, score_samples
 from apo_lightning.distributed.gathering import from_all_ranks, items_of_all_ranks
 from apo_lightning.evaluation.progress import Progress
-from apo_lightning.evaluation.records import Sample
+from apo_lightning.evaluation.records import Sample, SamplingSettings
 from apo_lightning.evaluation.samples_file import PlannedSample, SamplesFile
 from apo_lightning.evaluation.scoring import POLICY_MEANS, SUPPORT_MEANS, completion_means
 from apo_lightning.model.policy import Policy
 from apo_lightning.rollout.collector import completion_text, sample_seed, samples_of
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.weight_sync import check_policy_version
-from apo_lightning.types import Completion, GenerationRequest, Prompt
+from apo_lightning.types import GenerationRequest, Prompt
 
 
 def plan_samples(prompts: Sequence[Prompt], num_samples: int, run_seed: int, benchmark: str) -> list[PlannedSample]:
@@ -34,28 +34,21 @@ class Sampler:
     In a round every rank samples and scores one batch, and the first rank writes all of them in the order of the plan.
 
     Attributes:
-        engine: holds the weights of `policy`.
-        temperature: sampling temperature; 0 is greedy.
         token_statistics: score each completion in another forward pass; without it `entropy` and `max_prob` are None.
-        tokens_per_microbatch: of that pass.
         reference: for the support coverage, in a pass of both policies; None: not measured.
-        anchor_size: K of the support.
         policy_version: version under which the policy's weights were synced.
     """
 
     engine: RolloutEngine
     policy: Policy
-    temperature: float
-    top_p: float
     token_statistics: bool
     tokens_per_microbatch: int
-    reference: Policy | None = None
-    anchor_size: int = 0
-    rank: int = 0
-    world_size: int = 1
-    policy_version: int = 1
+    reference: Policy | None
+    rank: int
+    world_size: int
+    policy_version: int
 
-    def fill(self, file: SamplesFile, reward: Reward, *, benchmark: str, max_completion_tokens: int) -> None:
+    def fill(self, file: SamplesFile, reward: Reward, *, benchmark: str, settings: SamplingSettings) -> None:
         """Sample, verify and write until the file holds its whole plan.
 
         Raises:
@@ -71,7 +64,7 @@ class Sampler:
             progress.start(done, total)
             for start in range(done, total, size * self.world_size):
                 first = start + self.rank * size  # beyond the plan where the last round has fewer batches than ranks
-                own = self._samples(file.plan[first : first + size], reward, benchmark, max_completion_tokens)
+                own = self._samples(file.plan[first : first + size], reward, benchmark, settings)
                 samples = items_of_all_ranks(own)
                 if self.rank == 0:
                     file.append(samples)
@@ -83,11 +76,23 @@ class Sampler:
                 progress.advance(done + counts["samples"], total, counts["tokens"], notes)
 
     def _samples(
-        self, planned: Sequence[PlannedSample], reward: Reward, benchmark: str, max_completion_tokens: int
+        self, planned: Sequence[PlannedSample], reward: Reward, benchmark: str, settings: SamplingSettings
     ) -> list[Sample]:
         """This rank's batch of a round, which may be empty; collective."""
         prompts = [sample.prompt for sample in planned]
-        completions = self._completions(planned, max_completion_tokens)
+        requests = [
+            GenerationRequest(
+                prompt_token_ids=sample.prompt.token_ids,
+                seed=sample.seed,
+                max_new_tokens=settings.max_completion_tokens,
+                temperature=settings.temperature,
+                top_p=settings.top_p,
+                stop_token_ids=self.policy.stop_token_ids,
+            )
+            for sample in planned
+        ]
+        completions = self.engine.generate(requests)
+        check_policy_version(completions, self.policy_version)
         tokenizer, token_ids = self.policy.tokenizer, [completion.token_ids for completion in completions]
         texts = [completion_text(tokenizer, ids, self.policy.stop_token_ids) for ids in token_ids]
         samples = samples_of(reward, tokenizer, prompts, token_ids, texts, TrainerState())
@@ -100,10 +105,10 @@ class Sampler:
                 self.policy,
                 prompts,
                 token_ids,
-                temperature=self.temperature or 1.0,
+                temperature=settings.temperature or 1.0,
                 tokens_per_microbatch=self.tokens_per_microbatch,
                 reference=self.reference,
-                anchor_size=self.anchor_size,
+                anchor_size=settings.support_anchor_size or 0,
             )
         left_out = () if self.token_statistics else POLICY_MEANS
         return [
@@ -124,20 +129,3 @@ class Sampler:
                 planned, completions, texts, verdicts, means, strict=True
             )
         ]
-
-    def _completions(self, planned: Sequence[PlannedSample], max_completion_tokens: int) -> list[Completion]:
-        completions = self.engine.generate(
-            [
-                GenerationRequest(
-                    prompt_token_ids=sample.prompt.token_ids,
-                    seed=sample.seed,
-                    max_new_tokens=max_completion_tokens,
-                    temperature=self.temperature,
-                    top_p=self.top_p,
-                    stop_token_ids=self.policy.stop_token_ids,
-                )
-                for sample in planned
-            ]
-        )
-        check_policy_version(completions, self.policy_version)
-        return completions

@@ -76,17 +76,22 @@ def check_fields(config: PretrainedConfig) -> None:
             _refuse(config, f"has {name}={fields[name]}")
 
 
-def check_length(config: PretrainedConfig, length: int, remedy: str) -> None:
-    """Raise `ConfigError` where a sequence of `length` tokens may not come out as if alone in its micro-batch.
+def exact_length(config: PretrainedConfig) -> int | None:
+    """The longest sequence [tokens] that comes out as if it were alone in its micro-batch; None: any.
 
-    Beyond some length a sliding window would act, which packed attention has not, or rotary frequencies would follow
-    the longest sequence of the micro-batch (`longrope`, `dynamic`).
+    Beyond it a sliding window would act, which packed attention has not, or rotary frequencies would follow the longest
+    sequence of the micro-batch (`longrope`, `dynamic`).
 
     Example:
         >>> from transformers import MistralConfig
-        >>> check_length(MistralConfig(sliding_window=None), 10**6, "shorten prompts")
-        >>> check_length(MistralConfig(sliding_window=4096), 4096, "shorten prompts")
+        >>> exact_length(MistralConfig(sliding_window=4096)), exact_length(MistralConfig(sliding_window=None))
+        (4096, None)
     """
+    return min((limit for limit, _ in _limits(config)), default=None)
+
+
+def check_length(config: PretrainedConfig, length: int, remedy: str) -> None:
+    """Raise `ConfigError` where sequences of `length` tokens can be longer than `exact_length`."""
     limit, field = min(_limits(config), default=(length, ""))
     if length > limit:
         raise ConfigError(

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from apo_lightning.common.formatting import flatten
 from apo_lightning.errors import ConfigError
+from apo_lightning.run.lightning_options import GONE
 
 CONFIG_DIR = Path(__file__).resolve().parents[1] / "configs"
 """The framework's own configurations."""
@@ -40,18 +41,13 @@ def composed(name: str, overrides: Sequence[str] = (), *, with_hydra: bool = Fal
         return compose(name, overrides=[*overrides], return_hydra_config=with_hydra)
 
 
-def config_file(name: str) -> Path:
-    """The file of a primary configuration, the first in Hydra's search order."""
-    return next(path for folder in config_folders() if (path := folder / f"{name}.yaml").is_file())
-
-
 def refuse_unread(cfg: DictConfig, name: str) -> None:
     """Raise `ConfigError` for a setting that `+` or a file has added where nothing reads it.
 
     What stands beside the sections of a configuration is read by its name; sections refuse strange keys themselves.
     """
     known = [*composed(name), *(group.name for folder in config_folders() for group in folder.glob("*/"))]
-    known += ["top_p", "top_k", "min_p"]  # training says itself why it has none of these
+    known += GONE  # a run says itself what to give in place of these
     text = OmegaConf.to_yaml(cfg)
     for key in map(str, cfg):
         if key not in known and f"${{{key}" not in text:
@@ -148,12 +144,13 @@ def _quoted(found: re.Match[str]) -> str:
     return f"'{os.path.expanduser(word)}'"  # noqa: PTH111 - a Path would drop a last slash
 
 
-def refuse_flag(argument: str) -> None:
-    """Raise `ConfigError` for a setting that is typed as a flag.
+def refuse_mistyped(argument: str) -> None:
+    """Raise `ConfigError` for a setting that is typed as a flag, and `group=null`, which Hydra answers at length.
 
     Example:
-        >>> refuse_flag("--cfg")
-        >>> refuse_flag("--algo")
+        >>> refuse_mistyped("--cfg"), refuse_mistyped("resume=null")
+        (None, None)
+        >>> refuse_mistyped("--algo")
         Traceback (most recent call last):
         apo_lightning.errors.ConfigError: --algo: a setting is typed without dashes and with =, algo=VALUE
     """
@@ -161,17 +158,5 @@ def refuse_flag(argument: str) -> None:
     own = re.findall(r"--[\w-]+", get_args_parser().format_usage())
     if argument.startswith("--") and word and not any(flag.startswith(f"--{word}") for flag in own):
         raise ConfigError(f"--{word}: a setting is typed without dashes and with =, {word}={value or 'VALUE'}")
-
-
-def refuse_null(argument: str) -> None:
-    """Raise `ConfigError` for `group=null`, which Hydra answers with a traceback.
-
-    Example:
-        >>> refuse_null("resume=null")
-        >>> refuse_null("experiment=null")
-        Traceback (most recent call last):
-        apo_lightning.errors.ConfigError: experiment=null: leave it out, or choose one of configs/experiment
-    """
-    group, _, value = argument.partition("=")
-    if value == "null" and options_of(group):
-        raise ConfigError(f"{argument}: leave it out, or choose one of configs/{group}")
+    if value == "null" and options_of(word):
+        raise ConfigError(f"{argument}: leave it out, or choose one of configs/{word}")

@@ -28,16 +28,15 @@ from apo_lightning.common.launch import is_first_process, launch
 from apo_lightning.errors import ConfigError, NonfiniteError, Preempted, VerifierError
 from apo_lightning.run.choices import (
     CONFIG_DIR,
-    config_file,
+    config_folders,
     expand_glob,
     options_of,
     quote_paths,
-    refuse_flag,
-    refuse_null,
+    refuse_mistyped,
     refuse_unread,
 )
 from apo_lightning.run.commands import Command, commands, find_command
-from apo_lightning.run.launching import end_with_peers, register_resolvers, use_expandable_segments, use_short_spins
+from apo_lightning.run.launching import end_with_peers, register_resolvers, set_defaults_of_torch
 from apo_lightning.run.sweep import Sweep
 from apo_lightning.run.user_message import is_ours, misspelt, user_message
 
@@ -101,7 +100,8 @@ def index_page() -> str:
 def help_page(command: Command) -> str:
     """The summary, the options of each axis, and the primary configuration, whose comments explain the settings."""
     assert command.config is not None
-    text = config_file(command.config).read_text()
+    files = (folder / f"{command.config}.yaml" for folder in config_folders())
+    text = next(path for path in files if path.is_file()).read_text()
     entries = [entry for entry in yaml.safe_load(text)["defaults"] if isinstance(entry, dict)]
     axes = [axis for entry in entries for axis in entry if axis.isidentifier()]
     lines = (f"{axis}= {' '.join(options_of(axis))}" for axis in axes)
@@ -119,15 +119,13 @@ def _run(command: Command, overrides: Sequence[str]) -> None:
     # Without it Hydra shortens tracebacks and hides where a bug is.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     logging.getLogger("hydra.utils").disabled = True  # it says on three lines what is then raised
-    use_expandable_segments()
-    use_short_spins()
+    set_defaults_of_torch()
     end_with_peers()
     if launch().size > 1 and not command.takes_ranks:
         raise ConfigError(f"apo {command.name} is one process, and a launcher has started {launch().size}: start one")
     overrides = [quote_paths(override) for override in overrides]
     for override in overrides:
-        refuse_flag(override)
-        refuse_null(override)
+        refuse_mistyped(override)
     typed = sys.argv
     prefix = typed[: len(typed) - len(overrides)]
 

@@ -19,8 +19,8 @@ from apo_lightning.model.fingerprint import weights_sha256
 from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.spec import PolicySpec, describe
-from apo_lightning.run.checks import check_dtype
 from apo_lightning.run.devices import check_devices
+from apo_lightning.run.settings import compute_dtype
 from apo_lightning.run.sources import model_source
 from apo_lightning.run.trained import FINAL, Stage, TrainedRun, stages_of
 
@@ -110,14 +110,13 @@ def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept
     """
     if cfg.run == "":  # of a shell whose variable is empty: the base model would be measured in its place
         raise ConfigError("run= is empty: name a training run, or leave it out to measure a model")
-    if cfg.get("support_anchor_size") is not None and cfg.run is None:
-        raise ConfigError(
-            f"support_anchor_size is {cfg.support_anchor_size}, but there is no reference without run=: name a "
-            "training run, or leave it null"
-        )
     checkpoint = cfg.get("checkpoint", FINAL)
-    if checkpoint != FINAL and cfg.run is None:
-        raise ConfigError(f"checkpoint is {checkpoint}, but there is no run=: name a training run, or leave it out")
+    for name, value, default in (
+        ("support_anchor_size", cfg.get("support_anchor_size"), None),
+        ("checkpoint", checkpoint, FINAL),
+    ):
+        if value != default and cfg.run is None:
+            raise ConfigError(f"{name} is {value}, but there is no run=: name a training run, or leave it out")
     if cfg.run is not None and any(override.lstrip("+~").startswith("model") for override in overrides):
         raise ConfigError("run= brings its own model config: leave model=… out, or give model.path=… without run=")
     run = TrainedRun.read(Path(str(cfg.run))) if cfg.run is not None else None
@@ -128,8 +127,7 @@ def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept
     else:
         spec = run.instantiate(run.final_model if checkpoint == FINAL else run.reference, "model")
     device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
-    compute_dtype = spec.dtype(device)
-    check_dtype(device, compute_dtype)
+    dtype = compute_dtype(spec, device)
     default = run.folder / "evaluation" if run else Path("outputs") / "evaluate" / spec.name
     output_dir = Path(cfg.output_dir) if cfg.output_dir else default
     if is_swept:
@@ -147,7 +145,7 @@ def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept
         tokenizer=tokenizer,
         device=device,
         world_size=world_size,
-        compute_dtype=compute_dtype,
+        compute_dtype=dtype,
         output_dir=output_dir,
         seed=cfg.seed,
     )

@@ -3,24 +3,22 @@
 import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from hydra.utils import instantiate
 from lightning.fabric import Fabric
 from omegaconf import DictConfig, OmegaConf
+from pydantic import Field
 
 from apo_lightning.checkpoints.folder import load_snapshot
 from apo_lightning.common.console import quiet_libraries, say, show
 from apo_lightning.common.formatting import flatten
-from apo_lightning.contracts import TrainerState, check_prompts
 from apo_lightning.data.filtering import count_repeated
 from apo_lightning.data.prompt_contract import check_prompts_of_model
 from apo_lightning.distributed.gathering import from_all_ranks
-from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.benchmark import Benchmark
 from apo_lightning.evaluation.card import result_table, write_card
 from apo_lightning.evaluation.encoder import sentence_encoder
@@ -31,18 +29,15 @@ from apo_lightning.evaluation.sampler import Sampler, plan_samples
 from apo_lightning.evaluation.samples_file import SamplesFile, read_samples, require_same_identity
 from apo_lightning.evaluation.scoring import check_engine
 from apo_lightning.metrics.diversity import Encoder
-from apo_lightning.model.architecture import check_length
 from apo_lightning.model.fingerprint import versions, weights_sha256
-from apo_lightning.model.tokenizer import completion_ids
-from apo_lightning.rewards.trial import try_reward
 from apo_lightning.rollout.engine import RolloutEngine, check_distribution
 from apo_lightning.rollout.weight_sync import publish, start_engine
 from apo_lightning.run.choices import options_of, typed_overrides
 from apo_lightning.run.evaluated_policy import EvaluatedPolicy, find_evaluated_policy
 from apo_lightning.run.launching import loud_exits
 from apo_lightning.run.own_problems import with_own_problems
+from apo_lightning.run.settings import SEED, check_fits, check_reward, check_values
 from apo_lightning.run.trained import Stage
-from apo_lightning.run.value_types import SEED, check_values
 from apo_lightning.types import Prompt
 
 FOR_ALL = ("num_samples", "limit", "max_prompt_tokens", "max_completion_tokens")
@@ -52,8 +47,9 @@ ANNOTATIONS = {
     "temperature": float,
     "top_p": float,
     "token_statistics": bool,
-    "tokens_per_microbatch": int,
-    **dict.fromkeys((*FOR_ALL, "samples_per_batch", "support_anchor_size"), int | None),
+    "tokens_per_microbatch": Annotated[int, Field(ge=1)],
+    "samples_per_batch": Annotated[int | None, Field(ge=1)],
+    **dict.fromkeys((*FOR_ALL, "support_anchor_size"), int | None),
 }
 """What the command line's own settings are."""
 NO_JUDGE = ("num_workers",)
@@ -72,10 +68,8 @@ def check(cfg: DictConfig) -> None:
     """Raise `ConfigError` for a job of a sweep that cannot work; nothing is loaded."""
     cfg = with_own_problems(cfg, typed_overrides())
     check_values(cfg, ANNOTATIONS)
-    evaluated = find_evaluated_policy(cfg, typed_overrides(), is_swept=True)
-    engine: RolloutEngine = instantiate(cfg.engine)
-    engine.check(evaluated.device)
-    for task in prepare_tasks(cfg, evaluated, engine.name):
+    _, tasks = _prepare(cfg, find_evaluated_policy(cfg, typed_overrides(), is_swept=True))
+    for task in tasks:
         task.benchmark.reward.close()
 
 
@@ -88,10 +82,7 @@ def evaluate(cfg: DictConfig, overrides: Sequence[str] = (), *, is_swept: bool =
     check_values(cfg, ANNOTATIONS)
     evaluated = find_evaluated_policy(cfg, overrides, is_swept=is_swept)
     quiet_libraries(evaluated.output_dir / "evaluate.log")
-    engine: RolloutEngine = instantiate(cfg.engine)
-    engine.check(evaluated.device)
-    engine.check_model(evaluated.spec.load_config(), evaluated.device)
-    tasks = prepare_tasks(cfg, evaluated, engine.name)
+    engine, tasks = _prepare(cfg, evaluated)
     fabric = Fabric(
         accelerator=cfg.trainer.accelerator,
         devices=cfg.trainer.devices,
@@ -140,23 +131,25 @@ class Task:
         return task
 
 
+def _prepare(cfg: DictConfig, evaluated: EvaluatedPolicy) -> tuple[RolloutEngine, list[Task]]:
+    """Engine and benchmarks, nothing of them loaded; raises `ConfigError` for what cannot work."""
+    engine: RolloutEngine = instantiate(cfg.engine)
+    engine.check(evaluated.device)
+    engine.check_model(evaluated.spec.load_config(), evaluated.device)
+    return engine, prepare_tasks(cfg, evaluated, engine.name)
+
+
 def prepare_tasks(cfg: DictConfig, evaluated: EvaluatedPolicy, engine: str) -> list[Task]:
     """All benchmarks, for the engine of a name; raises `ConfigError` for the first thing that cannot work."""
     check_distribution(cfg.temperature, cfg.top_p)
-    samples_per_batch = cfg.samples_per_batch
-    if samples_per_batch is None:
-        samples_per_batch = SAMPLES_PER_BATCH[evaluated.device.type]
-    for name, value in (("samples_per_batch", samples_per_batch), ("tokens_per_microbatch", cfg.tokens_per_microbatch)):
-        if value < 1:
-            raise ConfigError(f"{name} is {value}: it must be at least 1")
     benchmarks = [_benchmark(cfg, node) for node in cfg.benchmark.values()]
     for benchmark in benchmarks:
         benchmark.check()
-        _check_length(benchmark, evaluated)
-    return [
-        _task(cfg, evaluated, benchmark, engine, describe_reward(node.reward), samples_per_batch)
-        for benchmark, node in zip(benchmarks, cfg.benchmark.values(), strict=True)
-    ]
+        others = ", ".join(name for name in options_of("benchmark") if name != benchmark.name)
+        key, otherwise = "max_completion_tokens", f"choose another benchmark= of {others}"
+        check_fits(benchmark, evaluated.spec, f"{benchmark.name}: ", key=key, otherwise=otherwise)
+    rewards = [describe_reward(node.reward) for node in cfg.benchmark.values()]
+    return [_task(cfg, evaluated, *each, engine) for each in zip(benchmarks, rewards, strict=True)]
 
 
 def describe_reward(node: DictConfig) -> str:
@@ -180,24 +173,7 @@ def _benchmark(cfg: DictConfig, node: DictConfig) -> Benchmark:
     return instantiate(node, **overrides, _convert_="all")
 
 
-def _check_length(benchmark: Benchmark, evaluated: EvaluatedPolicy) -> None:
-    config = evaluated.spec.load_config()
-    check_length(config, benchmark.max_model_len, "lower max_completion_tokens")
-    longest = getattr(config, "max_position_embeddings", None)
-    if longest is not None and benchmark.max_model_len > longest:
-        left = longest - benchmark.max_prompt_tokens
-        others = ", ".join(name for name in options_of("benchmark") if name != benchmark.name)
-        remedy = f"give max_completion_tokens={left} or less" if left > 0 else f"choose another benchmark= of {others}"
-        raise ConfigError(
-            f"{benchmark.name}: max_prompt_tokens {benchmark.max_prompt_tokens} + max_completion_tokens "
-            f"{benchmark.max_completion_tokens} = {benchmark.max_model_len} does not fit {evaluated.spec.name}, which "
-            f"reads {longest} tokens: {remedy}"
-        )
-
-
-def _task(
-    cfg: DictConfig, evaluated: EvaluatedPolicy, benchmark: Benchmark, engine: str, reward: str, samples_per_batch: int
-) -> Task:
+def _task(cfg: DictConfig, evaluated: EvaluatedPolicy, benchmark: Benchmark, reward: str, engine: str) -> Task:
     rows, data = benchmark.load()
     if repeated := count_repeated(rows):
         say(f"{benchmark.name}: {repeated}")
@@ -210,16 +186,14 @@ def _task(
     prompts = benchmark.prompts(rows, evaluated.tokenizer, template)
     for line in check_prompts_of_model(prompts, evaluated.tokenizer, evaluated.spec):
         say(line)
-    check_prompts(benchmark.reward, prompts)
-    with loud_exits():
-        try_reward(benchmark.reward, prompts[0], partial(completion_ids, evaluated.tokenizer), TrainerState())
+    check_reward(benchmark.reward, prompts, evaluated.tokenizer)
     settings = SamplingSettings(
         num_samples=benchmark.num_samples,
         temperature=cfg.temperature,
         top_p=cfg.top_p,
         max_completion_tokens=benchmark.max_completion_tokens,
         seed=cfg.seed,
-        samples_per_batch=samples_per_batch,
+        samples_per_batch=cfg.samples_per_batch or SAMPLES_PER_BATCH[evaluated.device.type],
         prompt=benchmark.prompt_around(evaluated.tokenizer, template),
         engine=engine,
         reward=reward,
@@ -280,13 +254,11 @@ def _measure_stages(
         engine=engine,
         policy=policy,
         reference=reference,
-        anchor_size=cfg.support_anchor_size or 0,
-        temperature=cfg.temperature,
-        top_p=cfg.top_p,
         token_statistics=cfg.token_statistics,
         tokens_per_microbatch=cfg.tokens_per_microbatch,
         rank=fabric.global_rank,
         world_size=fabric.world_size,
+        policy_version=1,
     )
     for version, (stage, tasks) in enumerate(left, start=1):
         if stage.snapshot is not None:
@@ -313,7 +285,7 @@ def _measure(task: Task, sampler: Sampler, card: ModelCard) -> None:
         settings.samples_per_batch,
     )
     with contextlib.closing(file):
-        sampler.fill(file, task.benchmark.reward, benchmark=name, max_completion_tokens=settings.max_completion_tokens)
+        sampler.fill(file, task.benchmark.reward, benchmark=name, settings=settings)
     if sampler.rank > 0:
         return
     result = summarise(

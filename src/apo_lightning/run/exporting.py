@@ -23,9 +23,9 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.model.average import PARTS, average, weights_of_part
 from apo_lightning.model.policy import Policy
 from apo_lightning.parts.averaging import base_weights
+from apo_lightning.run.settings import check_values
 from apo_lightning.run.sources import model_source
 from apo_lightning.run.trained import TrainedRun
-from apo_lightning.run.value_types import check_values
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -114,22 +114,17 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH
 """Variables with the settings of torch's GPU allocator; torch reads the first that is set and ignores the others."""
 
 
-def use_expandable_segments() -> None:
-    """Let torch's allocator on a GPU grow its segments, unless the user has settings for it; before torch is imported.
+def set_defaults_of_torch() -> None:
+    """Two variables that torch reads when it is imported, unless the user has settings of their own.
 
-    Micro-batches differ in length and moments come after the first backward: blocks of fixed segments would leave holes
-    that no later tensor fits into. vLLM switches it off for its sleeping memory.
+    Its allocator on a GPU grows its segments: micro-batches differ in length and moments come after the first backward,
+    and blocks of fixed segments would leave holes that no later tensor fits into. vLLM switches it off for its sleeping
+    memory. A thread of OpenMP that waits for others sleeps soon. By default it spins up to 300,000 times; on a core
+    that another program needs too, the threads that it waits for do not run meanwhile: steps of a small model took
+    forty times as long.
     """
     if not any(name in os.environ for name in ALLOCATOR_VARIABLES):
         os.environ[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
-
-
-def use_short_spins() -> None:
-    """Let a thread of OpenMP that waits for others sleep soon, unless the user has settings; before torch is imported.
-
-    By default it spins up to 300,000 times. On a core that another program needs too, the threads that it waits for do
-    not run meanwhile: steps of a small model took forty times as long.
-    """
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ):
         os.environ["GOMP_SPINCOUNT"] = "1000"
 

@@ -1,4 +1,4 @@
-"""What of Lightning's `Trainer` and callbacks works in a run, and what does the same where one does not.
+"""What of Lightning's `Trainer` and callbacks works in a run, and what to give in place of what a run does not follow.
 
 A run is one epoch over endless data, whose loop samples, steps the optimizer and saves by itself. Lightning would
 ignore an option that assumes another loop, or fail in the middle of the run. No torch here: a wrong override is
@@ -15,14 +15,21 @@ WORKS = (
     "limit_val_batches", "max_time", "min_steps", "model_registry", "plugins", "profiler", "sync_batchnorm",
 )  # fmt: skip
 """Arguments of `Trainer` that do what Lightning says, besides the keys of `configs/trainer/default.yaml`."""
-GONE = ("ckpt_path", "resume_from_checkpoint")
+CUTS = ("top_p", "top_k", "min_p")
+GONE = ("ckpt_path", "resume_from_checkpoint", *CUTS)
 """No arguments of `Trainer`, and typed with it or without."""
 _SAVING = "give checkpoint.save_every, checkpoint.keep or checkpoint.best; apo export writes a model folder"
 _GRADIENT = "give prompts_per_minibatch, the prompts of an optimizer step; tokens_per_microbatch divides its gradient"
 _WEIGHTS = "it changes the policy without its engine: give averaging.weight, or average snapshots of the run"
 _ONE_EPOCH = "a run is one epoch over endless data"
+# Of a cut distribution, π_old/π_rollout and the loss's ratio would mix two.
+_WHOLE = (
+    "training samples from the whole distribution, which the probabilities of the loss are of; leave it out (apo "
+    "evaluate takes top_p)"
+)
 UNFIT: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     **dict.fromkeys(GONE, ("give resume=auto, or resume= the folder of a run or of a checkpoint", (None,))),
+    **dict.fromkeys(CUTS, (_WHOLE, ())),
     "accumulate_grad_batches": (_GRADIENT, (None, 1)),
     "barebones": ("choose callbacks=none", (False,)),
     "callbacks": ("give +callbacks.mine._target_=my_module.Mine", ()),
@@ -64,7 +71,7 @@ def check_trainer(trainer: Mapping[str, Any], others: Mapping[str, Any]) -> None
     for key, value in {**typed, **{name: others[name] for name in GONE if name in others}}.items():
         remedy, harmless = UNFIT.get(key.removeprefix("trainer."), ("", (value,)))
         if value not in harmless:
-            raise ConfigError(f"{key} is {value}, which a run does not follow: {remedy}")
+            raise ConfigError(f"{key} is {value}: {remedy}")
     batches = trainer.get("limit_train_batches")
     if batches is not None and batches != 1.0 and (not isinstance(batches, int) or batches < 1):
         raise ConfigError(f"trainer.limit_train_batches is {batches}: give a whole number of rollouts, from 1")

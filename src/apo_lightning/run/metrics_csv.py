@@ -22,11 +22,7 @@ class MetricsCSV(Logger):
     """`metrics.csv`: sorted columns, one for each number that was ever logged; cells without a value are empty.
 
     Lightning's own logger truncates an existing file and rewrites it in place: a resumed run, or one that is killed
-    while a column is added, would lose its first rows.
-
-    Args:
-        folder: of the run.
-        rows: those of the part before it was resumed.
+    while a column is added, would lose its first rows. `rows` are those of the part before it was resumed.
     """
 
     def __init__(self, folder: Path, rows: list[dict[str, Any]]) -> None:
@@ -35,15 +31,8 @@ class MetricsCSV(Logger):
         self.rows = rows
         self._columns: list[str] = []
 
-    @property
-    def name(self) -> str:
-        """Empty: Lightning's folder of the logger is the run's folder itself."""
-        return ""
-
-    @property
-    def version(self) -> str:
-        """Empty, as the name."""
-        return ""
+    name = version = property(lambda self: "")  # pyright: ignore[reportIncompatibleMethodOverride]
+    """Empty: Lightning's folder of the logger is the run's folder itself."""
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:

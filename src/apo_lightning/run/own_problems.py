@@ -78,13 +78,8 @@ def _filled_in(name: str, node: Any, run: TrainedRun | None) -> Any:
             "name": name,
             "path": None,
             "hub": None if "source" in node else hub,
-            "source": None,
-            "num_problems": None,
-            "limit": None,
             "num_samples": NUM_SAMPLES,
             **{key: getattr(source, key) for key in FROM_DATA},
-            "diversity": False,
-            "encoder": None,
             "reward": reward,
             **node,
         }

@@ -1,12 +1,9 @@
 """Configuration → what a training run is made of, instantiated once and checked before any weights are loaded."""
 
-import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
-import lightning.pytorch as pl
-import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch.optim import Optimizer
@@ -17,8 +14,7 @@ from apo_lightning.advantages import gae_of, needs_of
 from apo_lightning.checkpoints import CheckpointSettings
 from apo_lightning.checkpoints.folder import Header
 from apo_lightning.checkpoints.resume import FREE, HORIZON
-from apo_lightning.common.console import saying
-from apo_lightning.contracts import AdvantageEstimator, Reward, TrainerState, check_group_size, check_prompts
+from apo_lightning.contracts import AdvantageEstimator, Reward, check_group_size
 from apo_lightning.data.datamodule import PromptDataModule
 from apo_lightning.data.prompt_contract import check_prompts_of_model
 from apo_lightning.data.sources import ProblemSource
@@ -30,75 +26,125 @@ from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import ReferenceSchedule
 from apo_lightning.model.spec import PolicySpec
-from apo_lightning.model.tokenizer import completion_ids
 from apo_lightning.parts.auxiliary import Auxiliary
 from apo_lightning.parts.averaging import BaseAveraging
 from apo_lightning.parts.critic import CriticSettings
 from apo_lightning.parts.dynamic_sampling import DynamicSampling
 from apo_lightning.rewards import WeightedRewards
-from apo_lightning.rewards.trial import try_reward
 from apo_lightning.rollout.engine import RolloutEngine
-from apo_lightning.run.checks import (
-    check_dtype,
-    check_model,
-    check_share,
-    check_steps,
-    check_strategy,
-)
 from apo_lightning.run.devices import check_devices
-from apo_lightning.run.launching import loud_exits
 from apo_lightning.run.lightning_options import check_monitors
-from apo_lightning.run.settings import all_needs, callbacks_for, step_settings
+from apo_lightning.run.settings import (
+    all_needs,
+    callbacks_for,
+    check_fits,
+    check_ranks,
+    check_reward,
+    compute_dtype,
+    schedule_horizon,
+    step_settings,
+)
 from apo_lightning.run.sources import code_fingerprints, fingerprints
 from apo_lightning.step.part import Part, check_parts
-from apo_lightning.step.settings import StepSettings, rates_of, try_schedule
-from apo_lightning.types import Needs
+from apo_lightning.step.settings import rates_of, try_schedule
 
 
-@dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """What is learnt from, and how; it needs neither a model nor the machine that it runs on."""
+    """What is learnt from, and how, instantiated and checked; it needs neither a model nor the machine it runs on.
 
-    source: ProblemSource
-    settings: StepSettings
-    horizon: int
-    """The training steps that the learning-rate schedule is made for."""
-    loss: PolicyLoss
-    advantage: AdvantageEstimator
-    optimizer: Callable[..., Optimizer]
-    scheduler: Callable[..., LRScheduler]
-    reward: Reward
-    callbacks: list[pl.Callback]
-    needs: Needs
-    """What the loss, the callbacks or the parts of `algo.parts` read."""
-    reference: ReferenceSchedule
-    averaging: BaseAveraging
-    critic: CriticSettings | None
-    """None: the advantage needs no values."""
-    dynamic_sampling: DynamicSampling | None
-    own_parts: Sequence[Part]
-    """The parts that `algo.parts` names."""
+    Raises:
+        ConfigError: for the first thing that cannot work.
+    """
+
+    def __init__(self, cfg: DictConfig) -> None:
+        self.source: ProblemSource = instantiate(cfg.data)
+        self.settings = step_settings(cfg, self.source)
+        self.advantage: AdvantageEstimator = instantiate(cfg.algo.advantage)
+        check_group_size(self.advantage, self.settings.group_size)
+        self.loss = _with_importance(instantiate(cfg.algo.loss), cfg)
+        per_step = self.settings.minibatches_per_step
+        self.loss.check(aggregation=self.settings.aggregation, minibatches_per_step=per_step, advantage=self.advantage)
+        try_loss(self.loss)
+        self.horizon = schedule_horizon(cfg.trainer, self.settings)
+        """The training steps that the learning-rate schedule is made for, and below its optimizer steps."""
+        self.num_optimizer_steps = self.horizon * per_step
+        self.optimizer: Callable[..., Optimizer] = instantiate(cfg.optimizer)
+        self.scheduler: Callable[..., LRScheduler] = instantiate(cfg.scheduler)
+        try_schedule(self.optimizer, self.scheduler, self.num_optimizer_steps)
+        self.callbacks = callbacks_for(cfg, self.loss)
+        self.own_parts: list[Part] = [*instantiate(cfg.algo.get("parts", {})).values()]
+        """The parts that `algo.parts` names."""
+        check_parts(self.loss.needs, self.own_parts, loss=type(self.loss).__name__)
+        self.needs = all_needs(self.loss, *self.callbacks, *self.own_parts)
+        """What the loss, the callbacks or the parts of `algo.parts` read."""
+        self.critic: CriticSettings | None = instantiate(cfg.algo.get("critic"))
+        """None: the advantage needs no values."""
+        if self.critic is not None:
+            self.critic.check(self.advantage, self.loss, cfg.trainer.max_steps)
+            if cfg.algo.get("auxiliary") is not None:
+                raise ConfigError("algo.auxiliary with algo.critic: its term trains no critic; leave one of them out")
+        elif gae_of(self.advantage) is not None:
+            raise ConfigError(
+                "algo.advantage is GAE, which reads the values of a critic: choose algo=ppo, or give algo.critic"
+            )
+        self.dynamic_sampling: DynamicSampling | None = instantiate(cfg.algo.get("dynamic_sampling"))
+        self.reference: ReferenceSchedule = instantiate(cfg.reference)
+        self.averaging: BaseAveraging = instantiate(cfg.averaging)
+        self.reward: Reward = instantiate(cfg.reward)
+        if isinstance(self.reward, WeightedRewards) and needs_of(self.advantage).binary_rewards:
+            self.reward.check_binary(type(self.advantage).__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Prepared(Algorithm):
-    """What a run is made of and needs no weights."""
+    """What a run is made of, instantiated and checked without any weights, cheapest first; raises as `Algorithm`."""
 
-    config: dict[str, Any]
-    """The settings that checkpoints are compared by, as plain data."""
-    sources: dict[str, str]
-    """Fingerprints of the contents that they are compared by."""
-    world_size: int
-    checkpoint: CheckpointSettings
-    model: PolicySpec
-    lora: LoRA | None
-    tokenizer: PreTrainedTokenizerBase
-    compute_dtype: torch.dtype
-    engine: RolloutEngine
-    data: PromptDataModule
-    auxiliary: Auxiliary | None
-    described: Sequence[str]
-    """Lines on the data, and on its first prompt as the model reads it."""
+    def __init__(self, cfg: DictConfig) -> None:
+        super().__init__(cfg)
+        trainer = cfg.trainer
+        device, self.world_size = check_devices(trainer.accelerator, trainer.devices, trainer.num_nodes)
+        check_ranks(trainer.strategy, self.settings, self.world_size)
+        self.model: PolicySpec = instantiate(cfg.model, _convert_="all")
+        self.compute_dtype = compute_dtype(self.model, device)
+        self.engine: RolloutEngine = instantiate(cfg.engine)
+        self.engine.check(device)
+        self.source.check()
+        self.tokenizer, config = self.model.load_tokenizer(), self.model.load_config()
+        self.lora: LoRA | None = instantiate(cfg.policy.lora, _convert_="all")
+        is_sharded, has_lora = "ShardedStrategy" in str(trainer.strategy), self.lora is not None
+        is_read = self.needs.reference
+        self.reference.check(self.model, self.tokenizer, is_read=is_read, lora=has_lora, sharded=is_sharded)
+        key, otherwise = "data.max_completion_tokens", "lower data.max_prompt_tokens"
+        check_fits(self.settings, self.model, key=key, otherwise=otherwise)
+        if self.needs.anchor_size >= config.vocab_size:
+            raise ConfigError(
+                f"anchor_size is {self.needs.anchor_size} and the vocabulary of {self.model.name} has "
+                f"{config.vocab_size} tokens: give an anchor_size below that"
+            )
+        self.engine.check_model(config, device)
+        if self.lora is not None:
+            self.lora.check(config)
+        self.model.check_weights()
+        self.model.check_export(self.tokenizer)
+        self.data = read_data(self, self.tokenizer, self.model.prompt_template, cfg.seed)
+        shown = check_prompts_of_model(self.data.prompts, self.tokenizer, self.model)
+        self.described = [self.data.describe(), *shown]
+        """Lines on the data, and on its first prompt as the model reads it."""
+        if self.dynamic_sampling is not None:
+            self.dynamic_sampling.check(self.settings, len(self.data.train_prompts), self.advantage)
+        check_reward(self.reward, self.data.prompts, self.tokenizer, self.num_optimizer_steps)
+        self.auxiliary: Auxiliary | None = None
+        if (term := instantiate(cfg.algo.get("auxiliary"))) is not None:
+            stored = term.load(self.data.train_prompts, self.tokenizer, self.settings.max_completion_tokens)
+            self.auxiliary = Auxiliary(term, stored)
+        self.checkpoint: CheckpointSettings = instantiate(cfg.checkpoint)
+        self.checkpoint.check(self.data.validation_names, self.settings.validation_samples)
+        check_monitors(self.callbacks, trainer, self.data.validation_names)
+        compared = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in FREE])
+        self.config = cast("dict[str, Any]", OmegaConf.to_container(compared, resolve=True)) | {HORIZON: self.horizon}
+        """The settings that checkpoints are compared by, as plain data."""
+        contents = fingerprints(self.model, self.reference, self.data, self.auxiliary)
+        self.sources = contents | code_fingerprints(self.config)
+        """Fingerprints of the contents that they are compared by."""
 
     @property
     def notices(self) -> list[str]:
@@ -133,109 +179,8 @@ class Prepared(Algorithm):
 
 
 def prepare(cfg: DictConfig) -> Prepared:
-    """Instantiate and check, cheapest first; raises `ConfigError` for the first thing that cannot work."""
-    algorithm = prepare_algorithm(cfg)
-    settings, needs = algorithm.settings, algorithm.needs
-    model, lora = instantiate(cfg.model, _convert_="all"), instantiate(cfg.policy.lora, _convert_="all")
-    device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
-    check_share(settings, world_size)
-    check_strategy(cfg.trainer.strategy, world_size)
-    compute_dtype = model.dtype(device)
-    check_dtype(device, compute_dtype)
-    engine = instantiate(cfg.engine)
-    engine.check(device)
-    algorithm.source.check()
-    tokenizer, config = model.load_tokenizer(), model.load_config()
-    is_sharded = "ShardedStrategy" in str(cfg.trainer.strategy)
-    algorithm.reference.check(model, tokenizer, is_read=needs.reference, lora=lora is not None, sharded=is_sharded)
-    check_model(model.name, config, needs, settings)
-    engine.check_model(config, device)
-    if lora is not None:
-        lora.check(config)
-    model.check_weights()
-    model.check_export(tokenizer)
-    data = read_data(algorithm, tokenizer, model.prompt_template, cfg.seed)
-    described = [data.describe(), *check_prompts_of_model(data.prompts, tokenizer, model)]
-    if algorithm.dynamic_sampling is not None:
-        algorithm.dynamic_sampling.check(settings, len(data.train_prompts), algorithm.advantage)
-    check_reward(algorithm, data)
-    auxiliary = None
-    if (term := instantiate(cfg.algo.get("auxiliary"))) is not None:
-        auxiliary = Auxiliary(term, term.load(data.train_prompts, tokenizer, settings.max_completion_tokens))
-    checkpoint = instantiate(cfg.checkpoint)
-    checkpoint.check(data.validation_names, settings.validation_samples)
-    check_monitors(algorithm.callbacks, cfg.trainer, data.validation_names)
-    compared = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in FREE])
-    config = cast("dict[str, Any]", OmegaConf.to_container(compared, resolve=True)) | {HORIZON: algorithm.horizon}
-    return Prepared(
-        **vars(algorithm),
-        config=config,
-        sources=fingerprints(
-            model,
-            algorithm.reference,
-            data.train_prompts,
-            data.validation_prompts,
-            () if auxiliary is None else auxiliary.sequences.completions,
-        )
-        | code_fingerprints(config),
-        world_size=world_size,
-        checkpoint=checkpoint,
-        model=model,
-        lora=lora,
-        tokenizer=tokenizer,
-        compute_dtype=compute_dtype,
-        engine=engine,
-        data=data,
-        auxiliary=auxiliary,
-        described=described,
-    )
-
-
-def prepare_algorithm(cfg: DictConfig) -> Algorithm:
-    """Instantiate the algorithm, and what may hang on its steps."""
-    source = instantiate(cfg.data)
-    settings = step_settings(cfg, source)
-    loss, advantage = _with_importance(instantiate(cfg.algo.loss), cfg), instantiate(cfg.algo.advantage)
-    optimizer, scheduler = instantiate(cfg.optimizer), instantiate(cfg.scheduler)
-    check_group_size(advantage, settings.group_size)
-    loss.check(
-        aggregation=settings.aggregation, minibatches_per_step=settings.minibatches_per_step, advantage=advantage
-    )
-    try_loss(loss)
-    horizon = check_steps(cfg.trainer.max_steps, cfg.trainer.get("val_check_interval"), settings)
-    try_schedule(optimizer, scheduler, horizon * settings.minibatches_per_step)
-    callbacks = callbacks_for(cfg, loss)
-    critic, dynamic_sampling = (instantiate(cfg.algo.get(key)) for key in ("critic", "dynamic_sampling"))
-    own_parts = [*instantiate(cfg.algo.get("parts", {})).values()]
-    check_parts(loss.needs, own_parts, loss=type(loss).__name__)
-    if critic is not None:
-        critic.check(advantage, loss, cfg.trainer.max_steps)
-        if cfg.algo.get("auxiliary") is not None:
-            raise ConfigError("algo.auxiliary with algo.critic: its term trains no critic; leave one of them out")
-    elif gae_of(advantage) is not None:
-        raise ConfigError(
-            "algo.advantage is GAE, which reads the values of a critic: choose algo=ppo, or give algo.critic"
-        )
-    reward = instantiate(cfg.reward)
-    if isinstance(reward, WeightedRewards) and needs_of(advantage).binary_rewards:
-        reward.check_binary(type(advantage).__name__)
-    return Algorithm(
-        source=source,
-        settings=settings,
-        horizon=horizon,
-        loss=loss,
-        advantage=advantage,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        reward=reward,
-        callbacks=callbacks,
-        needs=functools.reduce(Needs.__or__, (part.needs for part in own_parts), all_needs(loss, callbacks)),
-        reference=instantiate(cfg.reference),
-        averaging=instantiate(cfg.averaging),
-        critic=critic,
-        dynamic_sampling=dynamic_sampling,
-        own_parts=own_parts,
-    )
+    """Instantiate and check what a run is made of; raises `ConfigError` for the first thing that cannot work."""
+    return Prepared(cfg)
 
 
 def read_data(
@@ -251,15 +196,6 @@ def read_data(
     )
     data.prepare()
     return data
-
-
-def check_reward(algorithm: Algorithm, data: PromptDataModule) -> None:
-    """Raise `ConfigError` for a reward that cannot judge these problems, or fails on made-up completions."""
-    check_prompts(algorithm.reward, data.prompts)
-    with loud_exits(), saying("waiting for the reward of three made-up completions; Ctrl-C ends the command"):
-        state = TrainerState(max_steps=algorithm.horizon * algorithm.settings.minibatches_per_step)
-        encode = functools.partial(completion_ids, data.tokenizer)
-        try_reward(algorithm.reward, data.train_prompts[0], encode, state)
 
 
 def _with_importance(loss: PolicyLoss, cfg: DictConfig) -> PolicyLoss:

@@ -3,7 +3,7 @@
 import hashlib
 import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,35 +12,27 @@ from hydra.utils import get_object
 
 from apo_lightning.checkpoints.folder import CODE
 from apo_lightning.common.formatting import flatten
+from apo_lightning.data.datamodule import PromptDataModule
 from apo_lightning.model.reference import ReferenceSchedule
 from apo_lightning.model.spec import PolicySpec
+from apo_lightning.parts.auxiliary import Auxiliary
 from apo_lightning.types import Prompt
 
 
 def fingerprints(
-    model: PolicySpec,
-    reference: ReferenceSchedule,
-    prompts: Sequence[Prompt],
-    held_out: Mapping[str, Sequence[Prompt]],
-    stored: Iterable[Sequence[int]] = (),
+    model: PolicySpec, reference: ReferenceSchedule, data: PromptDataModule, auxiliary: Auxiliary | None
 ) -> dict[str, str]:
-    """Name → fingerprint of each content that a resumed run must find unchanged.
-
-    Args:
-        model: that is trained.
-        reference: its own weights, where it has a path.
-        prompts: all training prompts.
-        held_out: prompts of each benchmark.
-        stored: token ids of the completions of `algo.auxiliary`.
-    """
+    """Name → fingerprint of each content that a resumed run must find unchanged."""
+    held_out = data.validation_prompts
     found: dict[str, str | None] = {
         **model_source(model.check_weights()),
-        "the training data": data_fingerprint(prompts),
+        "the training data": data_fingerprint(data.train_prompts),
         **{f"the problems of validation on {name}": data_fingerprint(rows) for name, rows in held_out.items()},
     }
     if reference.path is not None:
         found["the weights of reference_path"] = replace(model, path=reference.path, config=None).check_weights()
-    if completions := [*map(list, stored)]:
+    if auxiliary is not None:
+        completions = [*map(list, auxiliary.sequences.completions)]
         found["the samples of algo.auxiliary"] = hashlib.sha256(json.dumps(completions).encode()).hexdigest()
     return {name: value for name, value in found.items() if value is not None}
 

@@ -40,9 +40,8 @@ from apo_lightning.rollout.collector import Collector
 from apo_lightning.run.launching import loud_exits
 from apo_lightning.run.metrics_csv import closing, loggers_of
 from apo_lightning.run.preparing import Prepared, prepare
-from apo_lightning.run.settings import ANNOTATIONS
+from apo_lightning.run.settings import ANNOTATIONS, check_values
 from apo_lightning.run.trained import record_settings
-from apo_lightning.run.value_types import check_values
 from apo_lightning.step.part import Part
 
 

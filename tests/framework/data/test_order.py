@@ -5,7 +5,7 @@ from itertools import islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apo_lightning.data.order import PromptOrder
+from apo_lightning.data.datamodule import PromptOrder
 
 
 @st.composite

@@ -24,8 +24,8 @@ from apo_lightning.run import evaluate
 from apo_lightning.run.command_line import main
 from apo_lightning.run.evaluated_policy import find_evaluated_policy
 from apo_lightning.run.evaluating import ANNOTATIONS, describe_reward, prepare_tasks
+from apo_lightning.run.settings import check_values
 from apo_lightning.run.user_message import user_message
-from apo_lightning.run.value_types import check_values
 from composing import ROOT, composed, names
 from processes import start_script
 from running import finish, run_train, start_cold
@@ -195,14 +195,14 @@ def test_a_sweep_measures_one_benchmark_with_several_settings(tmp_path, monkeypa
         (("num_samples=0",), "benchmark.arithmetic.num_samples is 0"),
         (("temperature=-1",), "temperature is -1"),
         (("temperature=null",), "temperature is null"),
-        (("samples_per_batch=0",), "samples_per_batch is 0: it must be at least 1"),
+        (("samples_per_batch=0",), "samples_per_batch is 0: it should be greater than or equal to 1"),
         (("tokens_per_microbatch=null",), "tokens_per_microbatch is null"),
         (("temperature=nan",), "temperature is nan: it must be 0 (greedy) or in [0.01, 2.0]"),
         (("temperature=0.001",), "temperature is 0.001"),
         (("top_p=nan",), "top_p is nan: it must be in (0, 1]"),
         (("engine=vllm", "model.config.head_dim=16"), "attention heads of 16"),
         (("model.stop_tokens=['<|trun|>']",), "'<|trun|>', which is no token of the vocabulary; near it: '<|turn|>'"),
-        (("support_anchor_size=8",), "there is no reference without run="),
+        (("support_anchor_size=8",), "support_anchor_size is 8, but there is no run="),
         (("benchmark.arithmetic.encoder=package://no_such_package/x",), "no_such_package"),
     ],
 )

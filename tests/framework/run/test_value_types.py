@@ -10,8 +10,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.run.settings import ANNOTATIONS
-from apo_lightning.run.value_types import check_values
+from apo_lightning.run.settings import ANNOTATIONS, check_values
 from composing import composed
 
 
