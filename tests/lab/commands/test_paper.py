@@ -15,7 +15,6 @@ from apo_lab.paper.cells import PaperCell, list_cells
 from apo_lab.paper.work import OUTPUT, owner_of, state_of
 from composing import ROOT, composed
 from processes import start_script
-from running import start_cold
 
 RUN = "train/paper/qwen_math7b_apo/seed_1"
 BASE = ROOT / "docs" / "lab" / "bases" / "locks_a" / "locks"
@@ -64,14 +63,15 @@ def test_a_miniature_is_killed_resumed_and_ends_in_the_page(tmp_path, capsys):
     words = miniature(tmp_path)
     cells, folder = cells_of(words), tmp_path / "paper"
     solutions = (tmp_path / "solutions.jsonl").rename(tmp_path / "elsewhere.jsonl")  # coverage fails, the others go on
-    killed = start_cold("paper", "run", *words, cwd=tmp_path)
+    killed = start_script("paper", "run", *words, cwd=tmp_path)
+    (process,) = killed.processes
     while not list((folder / RUN / "checkpoints").glob("step_*")):
-        assert killed.poll() is None, killed.stderr.read()
+        assert process.is_alive(), killed.said
         time.sleep(0.05)
-    assert f"process {killed.pid} on " in owner_of(cells[RUN])
-    child = int(Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text())
-    killed.kill()
-    killed.wait()
+    assert f"process {process.pid} on " in owner_of(cells[RUN])
+    child = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+    process.kill()
+    assert killed.wait() == [-signal.SIGKILL]
     # The child goes on, and nobody else may write into its folder.
     assert state_of(cells[RUN]) == "running"
     os.kill(child, signal.SIGKILL)
