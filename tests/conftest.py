@@ -1,5 +1,6 @@
 """The order of the tests, and what none of them may leave behind."""
 
+import atexit
 import functools
 import gc
 import inspect
@@ -45,10 +46,8 @@ def pytest_collection_finish() -> None:
     """Searches for garbage, paused while files are imported, leave out what the files made."""
     gc.freeze()
     gc.enable()
-
-
-def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # else libraries print at exit what of theirs was never freed
+    # Else libraries print at exit what of theirs was never freed. Not sooner: pytest ends with ten full searches.
+    atexit.register(gc.unfreeze)
 
 
 def pytest_collectstart() -> None:

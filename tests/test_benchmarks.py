@@ -2,8 +2,6 @@
 
 import ast
 import functools
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,31 +9,30 @@ import pytest
 import torch
 
 from benchmarks import size
+from benchmarks.performance import head, scaling
 from benchmarks.shared import timing
 from composing import ROOT
-
-# A fresh process a point, as the scripts ask for, but forked: each would import torch for seconds.
-FORKING = """
-import multiprocessing, runpy, sys
-from benchmarks.shared import timing
-timing.get_context = lambda method: multiprocessing.get_context("forkserver")
-sys.argv = sys.argv[1:]
-runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-"""
+from processes import CONTEXT
 
 
-def run_script(name, *arguments):
-    done = subprocess.run(
-        [sys.executable, "-c", FORKING, f"benchmarks.{name}", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def forked(monkeypatch):
+    """Fresh processes are forked: they would import torch for seconds."""
+    monkeypatch.setattr(timing, "get_context", lambda method: CONTEXT)
+
+
+@pytest.fixture
+def printed(forked, monkeypatch, capsys):
+    """What a script prints."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")  # which the script sets for its processes
+
+    def run(script, *arguments):
+        monkeypatch.setattr(sys, "argv", [script.__name__, *arguments])
+        script.main()
+        return capsys.readouterr().out
+
+    return run
 
 
 def test_a_median_above_1_3_times_the_minimum_withholds_the_verdict():
@@ -116,7 +113,7 @@ def allocate(num_held, num_dropped):
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads the kernel's account of the process")
-def test_the_extra_peak_is_what_was_dropped_not_what_stays():
+def test_the_extra_peak_is_what_was_dropped_not_what_stays(forked):
     # 64 MB dropped before 16 MB are kept: at its highest the process held 64 MB more, of which 16 MB do not count
     found = timing.extra_peak_bytes(allocate, 4_000_000, 16_000_000)
     assert 45e6 < found < 60e6
@@ -179,9 +176,9 @@ def test_the_size_of_this_checkout_has_a_row_for_each_measure():
 
 
 @pytest.mark.slow
-def test_the_head_benchmark_prints_a_row_a_variant():
-    printed = run_script("performance.head", "--tokens=48", "--hidden=16", "--vocab=256", "--anchors=2", "--rounds=1")
-    rows = {cells[1].strip(): cells for line in printed.splitlines() if len(cells := line.split("|")) > 2}
+def test_the_head_benchmark_prints_a_row_a_variant(printed):
+    page = printed(head, "--tokens=48", "--hidden=16", "--vocab=256", "--anchors=2", "--rounds=1")
+    rows = {cells[1].strip(): cells for line in page.splitlines() if len(cells := line.split("|")) > 2}
     assert {"naive", "ours", "ours, all tokens at once"} <= rows.keys()
     # FLOP over T·V·D: three products, since so few logits are all held for the backward
     assert [float(rows[name][8]) for name in ("naive", "ours", "ours, all tokens at once")] == [6.0, 6.0, 6.0]
@@ -189,7 +186,7 @@ def test_the_head_benchmark_prints_a_row_a_variant():
 
 
 @pytest.mark.slow(30)
-def test_the_scaling_benchmark_fits_every_axis():
-    printed = run_script("performance.scaling", "--tiny", "--rounds=1")
+def test_the_scaling_benchmark_fits_every_axis(printed):
+    page = printed(scaling, "--tiny", "--rounds=1")
     for axis in ("ours: T", "ours: V", "ours: K", "ours: D", "group size", "completion length"):
-        assert f"\n| {axis} | " in printed
+        assert f"\n| {axis} | " in page

@@ -1,6 +1,6 @@
 """Processes that begin with everything imported: they are forked from one that has imported it once.
 
-Imports are nine of the ten seconds of a short run. `running.start_train` starts from nothing, as a user does.
+Imports are nine of the ten seconds of a short run. `running.run_cold` starts from nothing, as a user does.
 """
 
 import atexit

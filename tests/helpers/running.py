@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from apo_lightning.module import RLVRModule
 from apo_lightning.run import train
 from composing import ROOT, composed
-from processes import free_port, on_two_ranks, start_script
+from processes import Script, free_port, on_two_ranks, start_script
 
 RUN = (
     "model=tiny",
@@ -30,6 +30,7 @@ RUN = (
     "trainer.val_check_interval=100",
 )
 """Of an override that is given twice the last one counts: callers add theirs."""
+HELPERS = os.pathsep.join([str(ROOT / "tests" / "helpers"), *filter(None, [os.environ.get("PYTHONPATH")])])
 # A random model gets no sum right; this it gets half right.
 SIGNAL = ("reward=callable", "reward.function._target_=rewarding.even_start")
 
@@ -94,30 +95,18 @@ def run_train(folder: Path, *overrides: str) -> list[dict[str, str]]:
     return training_rows(folder)
 
 
-def start_train(folder: Path, *overrides: str) -> subprocess.Popen[str]:
-    """That run as a user starts it, from nothing and with Lightning's launcher; not waited for."""
-    return start_cold("train.py", *RUN, *SIGNAL, f"hydra.run.dir={folder}", *overrides)
+def start_launched(folder: Path, *overrides: str, **environment: str) -> Script:
+    """That run with Lightning's launcher, which starts the other ranks from nothing; not waited for."""
+    arguments = (*RUN, *SIGNAL, f"hydra.run.dir={folder}", *overrides)
+    return start_script("train.py", *arguments, **{"PYTHONPATH": HELPERS, "OMP_NUM_THREADS": "1"} | environment)
 
 
-def start_cold(script: str, *overrides: str, cwd: Path = ROOT, **environment: str) -> subprocess.Popen[str]:
-    """A script or a command of ours in a new Python, in the folder `cwd`."""
-    paths = [str(ROOT / "tests" / "helpers"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return subprocess.Popen(
-        [sys.executable, *([script] if script.endswith(".py") else ["-m", "apo_lightning", script]), *overrides],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        text=True,
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> str:
-    """What it printed, once it has ended well."""
-    printed, errors = process.communicate()
-    assert process.returncode == 0, errors
-    return printed
+def run_cold(script: str, *overrides: str) -> None:
+    """A script of ours as a user starts it: in a new Python, in which nothing is imported."""
+    environment = {**os.environ, "PYTHONPATH": HELPERS, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, script, *overrides]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 class Stopper:

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from wandb.proto import wandb_internal_pb2
-
 BLOCK = 32768
 HEADER = struct.Struct("<IHB")
 WHOLE, LAST = 1, 4
@@ -15,6 +13,8 @@ WHOLE, LAST = 1, 4
 
 def records(path: Path) -> Iterator[Any]:
     """The records of a `.wandb` file."""
+    from wandb.proto import wandb_internal_pb2  # late: every process that tests would load it for a second
+
     content = path.read_bytes()
     position, record = 7, b""  # after the signature
     while position + HEADER.size <= len(content):
@@ -34,12 +34,6 @@ def history(path: Path) -> list[dict[str, Any]]:
     """What was logged, a dict a call."""
     rows = [record.history.item for record in records(path) if record.WhichOneof("record_type") == "history"]
     return [{_key(item): json.loads(item.value_json) for item in row} for row in rows]
-
-
-def summary(path: Path) -> dict[str, Any]:
-    """The values of the summary that were set last."""
-    updates = [record.summary.update for record in records(path) if record.WhichOneof("record_type") == "summary"]
-    return {_key(item): json.loads(item.value_json) for items in updates for item in items}
 
 
 def begun(path: Path) -> Any:

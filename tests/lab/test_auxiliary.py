@@ -18,7 +18,7 @@ from apo_lightning.run.training import prepare
 from apo_lightning.types import Prompt
 from composing import composed
 from rehearsing import base_samples
-from running import RUN, SIGNAL, run_train, train_tiny, training_rows, weights, without_clock
+from running import RUN, SIGNAL, on_one_and_two_ranks, train_tiny, training_rows, weights, without_clock
 
 # Two mini-batches a step and a rate at which the policy moves away.
 MOVING = (*SIGNAL, "algo=dph", "optimizer.lr=1e-2", "algo.auxiliary.completions_per_minibatch=5")
@@ -208,16 +208,14 @@ def test_a_resumed_run_is_the_same_to_the_bit(tmp_path, folder, policy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trainer", ["ddp_cpu2", "fsdp_cpu2"])
-def test_two_ranks_train_as_one_process(tmp_path, folder, trainer):
+def test_two_ranks_train_as_one_process(tmp_path, folder):
     # Four completions a rank in one mini-batch of five: one rank has a completion more than the other.
     # Adam with its usual ε divides a gradient by its own size, and so a rounded one by next to nothing.
     linear = ("optimizer.eps=1", "optimizer.lr=1e-1")
     samples = (f"algo.auxiliary.samples={folder}", "algo.auxiliary.coefficient=1")
     options = (*MOVING, *linear, *samples, "trainer.max_steps=3")
-    one = run_train(tmp_path / "one", *options)
-    two = run_train(tmp_path / "two", *options, f"trainer={trainer}")
-    for alone, shared in zip(one, two, strict=True):
+    one, *others = on_one_and_two_ranks(tmp_path, ("ddp_cpu2", "fsdp_cpu2"), *options)
+    for alone, shared in (pair for two in others for pair in zip(one, two, strict=True)):
         for name in ("rehearsal/divergence", "rehearsal/log_ratio", "train/loss", "train/grad_norm", "train/reward"):
             assert float(shared[name]) == pytest.approx(float(alone[name]), rel=1e-6, abs=1e-6), name
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import wandb_file
 from processes import start_script
@@ -63,6 +62,8 @@ def test_wandb_has_a_table_of_completions_every_n_steps(resumed):
 
 
 def test_a_resumed_run_continues_in_the_same_tensorboard_folder(resumed):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     events = EventAccumulator(str(resumed / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("train/reward")] == [1, 2, 3, 4, 3, 4, 5, 6]
     assert yaml.safe_load((resumed / "tensorboard" / "hparams.yaml").read_text())["algo"]["loss"]["pull_coef"] > 0

@@ -15,7 +15,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.run import export
 from composing import composed
 from processes import in_a_group
-from running import run_train, start_train, training_rows, without_clock
+from running import run_train, start_launched, training_rows, without_clock
 
 pytestmark = pytest.mark.slow(40)
 
@@ -41,12 +41,10 @@ def test_a_sharded_run_is_stopped_gone_on_from_and_read_by_one_process(tmp_path)
     whole, stopped, alone = tmp_path / "whole", tmp_path / "stopped", tmp_path / "alone"
     expected = run_train(whole, *SETTINGS, "trainer=fsdp_cpu2")
 
-    process = start_train(
-        stopped, *SETTINGS, "trainer=fsdp_cpu2", f"+callbacks.stop._target_={__name__}.StopAfterStep1"
-    )
-    said, errors = process.communicate()
-    assert process.returncode == 75, errors
-    assert "stopped by SIGTERM" in said
+    callback = f"+callbacks.stop._target_={__name__}.StopAfterStep1"
+    script = start_launched(stopped, *SETTINGS, "trainer=fsdp_cpu2", callback)
+    assert script.wait() == [75], script.said
+    assert "stopped by SIGTERM" in script.said
     newest = complete_checkpoints(stopped / "checkpoints")[0][-1]
     assert newest.header.world_size == 2
     for one, two in zip(expected, run_train(stopped, *SETTINGS, "trainer=fsdp_cpu2", "resume=auto"), strict=True):

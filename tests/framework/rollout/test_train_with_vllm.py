@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from running import finish, run_train, start_train, training_rows
+from running import RUN, SIGNAL, run_cold, run_train, training_rows
 
 pytestmark = [
     pytest.mark.vllm,
@@ -22,7 +22,7 @@ def runs(tmp_path_factory) -> list[tuple[Path, list[dict[str, str]]]]:
     folders = [tmp_path_factory.mktemp(name) for name in ("first", "second")]
     options = ("engine=vllm", "callbacks=quiet", "algo=apo", "seed=1", "trainer.max_steps=3")
     sizes = ("data.num_validation=8", "optimizer.lr=1e-3")
-    finish(start_train(folders[0], *options, *sizes))
+    run_cold("train.py", *RUN, *SIGNAL, f"hydra.run.dir={folders[0]}", *options, *sizes)
     run_train(folders[1], *options, *sizes)
     return [(folder, training_rows(folder)) for folder in folders]
 

@@ -70,28 +70,16 @@ def test_auto_takes_vllm_where_it_is_installed(bare_environment):
 @needs_vllm
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_the_head_sizes_are_those_of_the_installed_cpu_backend(tmp_path):
-    run_script(
-        tmp_path,
-        """
-from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-from apo_lightning.rollout.vllm_engine import CPU_HEAD_SIZES
-assert tuple(CPUAttentionBackend.get_supported_head_sizes()) == CPU_HEAD_SIZES
-""",
-    )
-
-
-@needs_vllm
-@pytest.mark.vllm
-@pytest.mark.slow
-def test_a_second_engine_beside_the_first_ends_in_one_line(tmp_path):
+def test_the_head_sizes_are_those_of_the_installed_backend_and_a_second_engine_ends_in_one_line(tmp_path):
     run_script(
         tmp_path,
         f"""
 import importlib.util, pathlib, vllm
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from apo_lightning.errors import ConfigError
-from apo_lightning.rollout.vllm_engine import ONE_ENGINE
+from apo_lightning.rollout.vllm_engine import CPU_HEAD_SIZES, ONE_ENGINE
 from engine_bench import Bench
+assert tuple(CPUAttentionBackend.get_supported_head_sizes()) == CPU_HEAD_SIZES
 # Only a GPU's worker says it; that it does stands in the installed source.
 assert ONE_ENGINE in pathlib.Path(importlib.util.find_spec("vllm.v1.worker.gpu_worker").origin).read_text()
 def refuse(**arguments):

@@ -1,11 +1,13 @@
 """What the command line refuses, in one line and before anything large is imported; and what it takes."""
 
 import ast
+import json
 import logging
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -43,55 +45,74 @@ def apo(*words: str, **elsewhere: object) -> subprocess.CompletedProcess[str]:
     return imported(f"sys.argv[1:] = {[*words]}; runpy.run_module('apo_lightning', run_name='__main__')", **elsewhere)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["evaluate", "bad=override"], ("bad: no setting has this name; ",)),
-        (["export", "run"], ("run: a setting is typed with =, run=VALUE",)),
-        (["train", "+trainer.precision=16"], ("+trainer.precision: this key has a value already", "without the +")),
-        (
-            ["train", "trainer.max_step=3"],
-            ("trainer.max_step: no setting has this name; the nearest is trainer.max_steps",),
-        ),
-        (
-            ["train", "-m", "algo=apo,grpo", "optimiser.lr=1"],
-            ("optimiser.lr: no setting has this name; the nearest is opti",),
-        ),
-        (
-            ["train", "algo=sage", "algo.loss.guide_rati=1"],
-            ("algo.loss.guide_rati: no setting has this name; the nearest",),
-        ),
-        (["train", "expermient=mine"], ("expermient: no setting has this name; the nearest is experiment",)),
-        (["train", "lr=1e-3"], ("lr: no setting has this name; the nearest is optimizer.lr",)),
-        (["train", "+lr=1e-3"], ("lr: no setting has this name; the nearest is optimizer.lr",)),
-        (["train", "xyzzy=1"], ("xyzzy: no setting has this name; --cfg job shows all",)),
-        (["train", "model.prompt_template=Q: {problem}"], ("model.prompt_template: Hydra cannot read the value",)),
-        (["trian", "seed=1"], ("no command 'trian'; the nearest is train",)),
-        (["xyz"], ("no command 'xyz'; there are train, evaluate, ",)),
-        (["paper", "paln"], ("apo paper paln: choose one of ",)),
-        (
-            ["train", "experiment=paper/qwen_math7b_apoo"],
-            ("no configs/experiment/paper/qwen_math7b_apoo.yaml", "choose experiment=paper/qwen_math7b_apo or "),
-        ),
-        (["train", "algo=softer"], ("no configs/algo/softer.yaml here (", "with -cd FOLDER", "one of apo, apo_cross")),
-        (["train", "experiment=short_locks"], ("experiment=lab/locks or experiment=lab/medium/locks, or, if",)),
-        (["train", "model=Qwen/Q-0.5B"], ("model=llama3b model.path=Qwen/Q-0.5B model.name=Q_0_5B",)),
-        (["train", "model=./folder"], ("model=llama3b model.path=./folder model.name=folder",)),
-        (["train", "data=/d/mine.jsonl"], ("data=gsm8k data.path=/d/mine.jsonl data.name=mine",)),
-        (["train", "reward=my.fn"], ("reward=my.fn: give reward=callable reward.function._target_=my.fn",)),
-        (["train", "--algo", "grpo"], ("--algo: a setting is typed without dashes and with =, algo=VALUE",)),
-        (["train", "--algo=grpo"], ("with =, algo=grpo",)),
-        (["train", "experiment=null"], ("experiment=null: leave it out",)),
-        (["train", "-m", "experiment=glob(papr/*)"], ("experiment=glob(papr/*) matches none of clean/llama3b_apo",)),
-        (["train", "-m", "seed=glob(*)"], ("seed is no config group",)),
-    ],
+def each_apo(*rows: Sequence[str]) -> list[tuple[int, str, str]]:
+    """Status, output and errors of `apo ROW`, each in a fork of a process that has imported the command line alone."""
+    forking = f"""
+import json, os, tempfile
+import apo_lightning.run.command_line
+for words in {[*map(list, rows)]}:
+    said = [tempfile.TemporaryFile("w+") for stream in (1, 2)]
+    if (child := os.fork()) == 0:
+        for stream, file in enumerate(said, start=1):
+            os.dup2(file.fileno(), stream)
+        sys.argv[1:] = words
+        runpy.run_module("apo_lightning", run_name="__main__")
+        sys.exit()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(json.dumps([status, *(file.seek(0) or file.read() for file in said)]), flush=True)
+"""
+    return [json.loads(line) for line in imported(forking).stdout.splitlines()]
+
+
+REFUSED = (
+    (["evaluate", "bad=override"], ("bad: no setting has this name; ",)),
+    (["export", "run"], ("run: a setting is typed with =, run=VALUE",)),
+    (["train", "+trainer.precision=16"], ("+trainer.precision: this key has a value already", "without the +")),
+    (
+        ["train", "trainer.max_step=3"],
+        ("trainer.max_step: no setting has this name; the nearest is trainer.max_steps",),
+    ),
+    (
+        ["train", "-m", "algo=apo,grpo", "optimiser.lr=1"],
+        ("optimiser.lr: no setting has this name; the nearest is opti",),
+    ),
+    (
+        ["train", "algo=sage", "algo.loss.guide_rati=1"],
+        ("algo.loss.guide_rati: no setting has this name; the nearest",),
+    ),
+    (["train", "expermient=mine"], ("expermient: no setting has this name; the nearest is experiment",)),
+    (["train", "lr=1e-3"], ("lr: no setting has this name; the nearest is optimizer.lr",)),
+    (["train", "+lr=1e-3"], ("lr: no setting has this name; the nearest is optimizer.lr",)),
+    (["train", "xyzzy=1"], ("xyzzy: no setting has this name; --cfg job shows all",)),
+    (["train", "model.prompt_template=Q: {problem}"], ("model.prompt_template: Hydra cannot read the value",)),
+    (["trian", "seed=1"], ("no command 'trian'; the nearest is train",)),
+    (["xyz"], ("no command 'xyz'; there are train, evaluate, ",)),
+    (["paper", "paln"], ("apo paper paln: choose one of ",)),
+    (
+        ["train", "experiment=paper/qwen_math7b_apoo"],
+        ("no configs/experiment/paper/qwen_math7b_apoo.yaml", "choose experiment=paper/qwen_math7b_apo or "),
+    ),
+    (["train", "algo=softer"], ("no configs/algo/softer.yaml here (", "with -cd FOLDER", "one of apo, apo_cross")),
+    (["train", "experiment=short_locks"], ("experiment=lab/locks or experiment=lab/medium/locks, or, if",)),
+    (["train", "model=Qwen/Q-0.5B"], ("model=llama3b model.path=Qwen/Q-0.5B model.name=Q_0_5B",)),
+    (["train", "model=./folder"], ("model=llama3b model.path=./folder model.name=folder",)),
+    (["train", "data=/d/mine.jsonl"], ("data=gsm8k data.path=/d/mine.jsonl data.name=mine",)),
+    (["train", "reward=my.fn"], ("reward=my.fn: give reward=callable reward.function._target_=my.fn",)),
+    (["train", "--algo", "grpo"], ("--algo: a setting is typed without dashes and with =, algo=VALUE",)),
+    (["train", "--algo=grpo"], ("with =, algo=grpo",)),
+    (["train", "experiment=null"], ("experiment=null: leave it out",)),
+    (["train", "-m", "experiment=glob(papr/*)"], ("experiment=glob(papr/*) matches none of clean/llama3b_apo",)),
+    (["train", "-m", "seed=glob(*)"], ("seed is no config group",)),
 )
-def test_a_wrong_command_is_one_line_with_what_to_type_before_anything_large_is_imported(words, said):
-    done = apo(*words)
-    refusal, large = done.stderr.splitlines()
-    assert (done.returncode, large) == (1, "")
-    assert refusal.startswith("error: ")
-    assert all(part in refusal for part in said)
+
+
+def test_a_wrong_command_is_one_line_with_what_to_type_before_anything_large_is_imported():
+    found = each_apo(*(words for words, _ in REFUSED))
+    for (words, said), (status, _, errors) in zip(REFUSED, found, strict=True):
+        refusal, large = errors.splitlines()
+        assert (status, large) == (1, ""), words
+        assert refusal.startswith("error: "), words
+        assert [part for part in said if part not in refusal] == [], refusal
 
 
 @pytest.mark.parametrize(
@@ -202,17 +223,12 @@ def test_waiting_threads_sleep_soon_unless_the_user_says_otherwise(own, expected
     assert set(re.findall(r"GOMP_SPINCOUNT = '(\d+)'", done.stderr)) == {expected}, done.stderr
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["train", "--help"], ["evaluate", "seed=2", "-h"]])
-def test_pages_are_printed_without_anything_large(words):
-    done = apo(*words)
-    assert (done.returncode, done.stderr.strip()) == (0, "")
-    assert done.stdout.startswith("apo ")
-
-
-def test_the_scripts_of_a_clone_print_the_pages_of_their_commands():
-    for name in ("train", "evaluate"):
+def test_pages_are_printed_without_anything_large_and_by_the_scripts_of_a_clone():
+    found = each_apo([], ["--help"], ["train", "--help"], ["evaluate", "seed=2", "-h"])
+    assert [(status, errors.strip(), page[:4]) for status, page, errors in found] == [(0, "", "apo ")] * 4
+    for name, (_, page, _) in zip(("train", "evaluate"), found[2:], strict=True):
         script = imported(f"sys.argv[1:] = ['--help']; runpy.run_path('{name}.py', run_name='__main__')")
-        assert script.stdout == apo(name, "--help").stdout
+        assert script.stdout == page
 
 
 def test_a_report_composes_the_defaults_of_training_while_hydra_runs_and_imports_no_lightning(tmp_path):

@@ -28,7 +28,7 @@ from apo_lightning.run.settings import check_values
 from apo_lightning.run.user_message import user_message
 from composing import ROOT, composed, names
 from processes import start_script
-from running import finish, run_train, start_cold
+from running import run_cold, run_train
 
 SMALL = ("model=tiny", "engine=transformers", "limit=12", "num_samples=4", "samples_per_batch=8")
 EVEN_START = (
@@ -48,7 +48,7 @@ def command(folder: Path, *overrides: str) -> tuple[str, ...]:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
-    finish(start_cold(*command(folder)))
+    run_cold(*command(folder))
     return folder / "arithmetic"
 
 

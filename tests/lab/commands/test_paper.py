@@ -15,9 +15,10 @@ from apo_lab.paper.cells import PaperCell, list_cells
 from apo_lab.paper.work import OUTPUT, owner_of, state_of
 from composing import ROOT, composed
 from processes import start_script
-from running import start_cold
 
 RUN = "train/paper/qwen_math7b_apo/seed_1"
+TRAINING = ("bases=[]", "coverage_of=[]")
+"""The run comes first."""
 BASE = ROOT / "docs" / "lab" / "bases" / "locks_a" / "locks"
 
 
@@ -64,14 +65,15 @@ def test_a_miniature_is_killed_resumed_and_ends_in_the_page(tmp_path, capsys):
     words = miniature(tmp_path)
     cells, folder = cells_of(words), tmp_path / "paper"
     solutions = (tmp_path / "solutions.jsonl").rename(tmp_path / "elsewhere.jsonl")  # coverage fails, the others go on
-    killed = start_cold("paper", "run", *words, cwd=tmp_path)
+    killed = start_script("paper", "run", *words, *TRAINING, cwd=tmp_path)
+    (process,) = killed.processes
     while not list((folder / RUN / "checkpoints").glob("step_*")):
-        assert killed.poll() is None, killed.stderr.read()
+        assert process.is_alive(), killed.said
         time.sleep(0.05)
-    assert f"process {killed.pid} on " in owner_of(cells[RUN])
-    child = int(Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text())
-    killed.kill()
-    killed.wait()
+    assert f"process {process.pid} on " in owner_of(cells[RUN])
+    child = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+    process.kill()
+    assert killed.wait() == [-signal.SIGKILL]
     # The child goes on, and nobody else may write into its folder.
     assert state_of(cells[RUN]) == "running"
     os.kill(child, signal.SIGKILL)
@@ -84,6 +86,7 @@ def test_a_miniature_is_killed_resumed_and_ends_in_the_page(tmp_path, capsys):
     lines = resumed.said.splitlines()
     assert f"resumed  {RUN}" in lines
     assert [line.split()[1] for line in lines if line.startswith("done")] == [
+        "evaluate/base_lab_locks",
         RUN,
         "evaluate/paper/qwen_math7b_apo/seed_1",
     ]
@@ -107,7 +110,7 @@ def test_a_miniature_is_killed_resumed_and_ends_in_the_page(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_stop_signal_reaches_the_run_which_saves_what_it_has(tmp_path):
-    words = [*miniature(tmp_path, "trainer.max_steps=100000"), "bases=[]", "coverage_of=[]"]
+    words = [*miniature(tmp_path, "trainer.max_steps=100000"), *TRAINING]
     stopped = start_script("paper", "run", *words, cwd=tmp_path)
     (process,) = stopped.processes
     checkpoints = tmp_path / "paper" / RUN / "checkpoints"

@@ -6,21 +6,24 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from apo_lab.laboratory.command import laboratory
 from apo_lab.laboratory.published import CURVE_COLUMNS, RUN_COLUMNS, Rows, append, read_runs
+from composing import composed
 from miniature_edition import MINIATURE
 from processes import start_script
-from running import finish, start_cold
 
 KEY = ["world", "method", "variant", "seed"]
 
 
 @pytest.mark.slow(60)
-def test_an_edition_from_its_base_model_to_its_tables_and_page(tmp_path):
+def test_an_edition_from_its_base_model_to_its_tables_and_page(tmp_path, monkeypatch, capsys):
     """In one test, since a fixture would make all runs once in every process that tests."""
     edition = tmp_path / "mine.yaml"
     edition.write_text(MINIATURE)
     arguments = (f"edition={edition}", f"output_dir={tmp_path}/lab", f"bases={tmp_path}/bases")
-    said = finish(start_cold("lab", *arguments))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # which it sets for its workers
+    laboratory(composed(*arguments, config_name="lab"))
+    said = capsys.readouterr().out
     tables = tmp_path / "lab" / "tables"
     runs = pd.read_csv(tables / "runs.csv.gz", keep_default_na=False)
     assert "tuning          0 of    2 runs done" in said
