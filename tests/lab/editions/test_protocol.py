@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from apo_lab.editions.protocol import (
+    AVERAGED_PARTS,
     HALF,
     Arm,
     Protocol,
@@ -16,6 +17,7 @@ from apo_lab.editions.protocol import (
 )
 from apo_lab.editions.tuning import chosen, configurations
 from apo_lightning.errors import ConfigError
+from apo_lightning.model.average import PARTS
 from miniature_edition import MINIATURE
 
 
@@ -37,6 +39,10 @@ def test_the_full_edition_tunes_eight_methods_with_equal_budgets_and_tests_on_fr
     others = {seed for stage in protocol.stages if stage.name != "tuning" for s in stage.seeds.values() for seed in s}
     assert len(protocol.tuned) == 8
     assert not tuning & others
+
+
+def test_the_parts_that_an_edition_averages_are_those_of_a_model():
+    assert ("all", *AVERAGED_PARTS) == PARTS
 
 
 def test_a_variant_names_the_settings_that_differ():

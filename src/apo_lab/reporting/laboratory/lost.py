@@ -7,7 +7,7 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from apo_lab.editions.protocol import AVERAGED, averages_of
+from apo_lab.editions.protocol import AVERAGED, AVERAGED_PARTS, averages_of
 from apo_lab.reporting.figures.canvas import NamedFigure, panels, styled, ticks_in_per_cent
 from apo_lab.reporting.laboratory.levels import EVERY, Group, groups
 from apo_lab.reporting.laboratory.reading import ArmRuns, Edition, Frame
@@ -15,12 +15,11 @@ from apo_lab.reporting.records import Cell, Table, TableRow, left, right, row_of
 from apo_lab.reporting.style import QUIET
 from apo_lab.reporting.tables.cells import EMPTY, PER_CENT
 from apo_lab.statistics.levels import at_levels
-from apo_lightning.model.average import PARTS
 
 PARTS_OF_CHANGE = {"locked": "#c8401f", "forgotten": "#0b4f9e", "opened": "#e69f00", "learnt": "#0a8f6a"}
 """The columns of the change of pass@64, with the colours of their lines."""
 METRICS = ("pass@64", *PARTS_OF_CHANGE, "entered@64", "forced_pass@1")
-PART_COLORS = dict(zip(PARTS, ("#1f2328", "#0a8f6a", "#e69f00", "#c8401f", "#5b3a8c"), strict=True))
+PART_COLORS: Mapping[str, str] = dict(zip(("all", *AVERAGED_PARTS), ("#1f2328", "#0a8f6a", "#e69f00", "#c8401f", "#5b3a8c"), strict=True))
 PART_NAMES = {
     "all": "all weights averaged",
     **{part: f"{part} third averaged" for part in ("first", "middle", "last")},
@@ -65,7 +64,7 @@ def lost_figures(edition: Edition) -> Iterator[NamedFigure]:
     """For each group of worlds: the parts of the change along training, and the averages of parts of the model."""
     for group in (group for group in groups(edition) if _is_measured(group)):
         by_name = {arm.name: arm for arm in _arms(edition, group)}
-        averaged = [name for name in group.trained if f"{name}{AVERAGED}_{PARTS[1]}" in by_name]
+        averaged = [name for name in group.trained if f"{name}{AVERAGED}_{AVERAGED_PARTS[0]}" in by_name]
         yield NamedFigure(
             f"lab_lost_{group.name}",
             f"Where pass@64 is lost along training ({group.name})",
@@ -111,7 +110,7 @@ def layers_figure(arms: Mapping[str, Mapping[str, ArmRuns]], group: Group) -> Fi
     for axes, (name, by_name) in zip(grid, arms.items(), strict=True):
         trained = by_name[name].path
         axes.plot(trained["pass@1"], trained["pass@64"], color=QUIET, linewidth=1.0, label="training")
-        for part, average in zip(PARTS, averages_of(name, PARTS[1:]), strict=True):
+        for part, average in zip(PART_NAMES, averages_of(name, AVERAGED_PARTS), strict=True):
             path = by_name[average].path
             axes.plot(path["pass@1"], path["pass@64"], color=PART_COLORS[part], marker=".", label=PART_NAMES[part])
         for point, marker in ((trained.iloc[0], "X"), (trained.iloc[-1], "s")):
@@ -134,7 +133,7 @@ def _is_measured(group: Group) -> bool:
 def _arms(edition: Edition, group: Group) -> list[ArmRuns]:
     """The arms of a group, with the averages of parts."""
     stage = next(s for s in edition.protocol.stages if set(group.worlds) <= set(s.seeds) and not s.tries_all)
-    names = [name for own in group.trained for name in (own, *averages_of(own, PARTS[1:]))]
+    names = [name for own in group.trained for name in (own, *averages_of(own, AVERAGED_PARTS))]
     return [arm for name in names if len((arm := edition.arm(stage, group.worlds, name)).runs)]
 
 
