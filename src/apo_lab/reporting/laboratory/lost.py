@@ -19,7 +19,9 @@ from apo_lab.statistics.levels import at_levels
 PARTS_OF_CHANGE = {"locked": "#c8401f", "forgotten": "#0b4f9e", "opened": "#e69f00", "learnt": "#0a8f6a"}
 """The columns of the change of pass@64, with the colours of their lines."""
 METRICS = ("pass@64", *PARTS_OF_CHANGE, "entered@64", "forced_pass@1")
-PART_COLORS: Mapping[str, str] = dict(zip(("all", *AVERAGED_PARTS), ("#1f2328", "#0a8f6a", "#e69f00", "#c8401f", "#5b3a8c"), strict=True))
+PART_COLORS: Mapping[str, str] = dict(
+    zip(("all", *AVERAGED_PARTS), ("#1f2328", "#0a8f6a", "#e69f00", "#c8401f", "#5b3a8c"), strict=True)
+)
 PART_NAMES = {
     "all": "all weights averaged",
     **{part: f"{part} third averaged" for part in ("first", "middle", "last")},
