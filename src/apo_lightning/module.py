@@ -101,6 +101,7 @@ class RLVRModule(pl.LightningModule):
         if rollouts is None:
             prompts = self.ranks.share(batch, self.settings.prompts_per_minibatch)
             rollouts = self.sample(prompts, self.settings.group_size, step=step, stream="train")
+            self.checkpointer.before_sampled(self.parts)
             for part in self.parts:
                 if rollouts is not None:
                     rollouts = part.sampled(self.step_setup, batch, rollouts)

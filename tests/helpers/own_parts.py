@@ -47,6 +47,28 @@ class LengthHead(Part):
         return {"length_head/norm": self.head.weight.norm().item(), "length_head/bias": self.head.bias.item()}
 
 
+class CountsSteps(Part):
+    """How often it was given rollouts."""
+
+    name = "counts_steps"
+
+    def __init__(self):
+        self.count = 0
+
+    def sampled(self, setup, batch, rollouts):
+        self.count += 1
+        return rollouts
+
+    def metrics(self, setup, step):
+        return {"counts_steps/count": self.count}
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
 class StopsOneRank(Part):
     """Asks rank 1 to stop while it samples, and counts tokens over all ranks."""
 

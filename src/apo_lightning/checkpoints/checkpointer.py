@@ -1,5 +1,6 @@
 """Saves a run where it can be resumed, and restores it from there."""
 
+import copy
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ from apo_lightning.contracts import has_too_many_errors
 from apo_lightning.distributed.gathering import Ranks, from_all_ranks, items_of_all_ranks
 from apo_lightning.errors import ConfigError, NonfiniteError, Preempted, in_brief
 from apo_lightning.model.policy import Policy
+from apo_lightning.step.part import Part
 from apo_lightning.types import Rollouts
 
 
@@ -116,6 +118,7 @@ class Checkpointer:
         self._resumed = resumed
         self._rollouts: Rollouts | None = None
         self._saved: Position | None = resumed.header.position if resumed else None
+        self._before_sampled: list[tuple[Part, Mapping[str, Any]]] = []
         self._resumed_step = resumed.header.position.step if resumed else 0
 
     def restore_policy(self, policy: Policy, ranks: Ranks) -> int:
@@ -172,6 +175,11 @@ class Checkpointer:
         elif position.step > 0 and position != self._saved and _is_multiple(position.step, self.settings.save_every):
             self._save(run, position, None)
 
+    def before_sampled(self, parts: Sequence[Part]) -> None:
+        """Keep the state of the parts that act on rollouts: where these are not saved, `sampled` is called again."""
+        acting = [part for part in parts if type(part).sampled is not Part.sampled]
+        self._before_sampled = [(part, copy.deepcopy(part.state_dict())) for part in acting]
+
     def after_sampling(self, run: RunState, rollouts: Rollouts | None) -> None:
         """After a stop signal, save and raise `Preempted`.
 
@@ -181,6 +189,8 @@ class Checkpointer:
             return
         verdicts = items_of_all_ranks([] if rollouts is None else rollouts.verdicts)
         is_sampled = rollouts is not None and not has_too_many_errors(verdicts)
+        for part, state in () if is_sampled else self._before_sampled:
+            part.load_state_dict(state)
         position = Position(step=run.step, is_sampled=is_sampled)
         self._save_and_stop(run, position, rollouts if is_sampled else None)
 

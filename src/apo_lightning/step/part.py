@@ -19,7 +19,16 @@ from apo_lightning.step.plan import Minibatch, StepPlan, equalize_microbatches
 from apo_lightning.step.settings import StepSettings
 from apo_lightning.step.table import StepTable
 from apo_lightning.step.update_record import MinibatchGradient, NonfiniteSteps
-from apo_lightning.types import AdvantageInputs, Advantages, LossOutput, Needs, Prompt, Rollouts, StepOutput
+from apo_lightning.types import (
+    TOKEN_SETS,
+    AdvantageInputs,
+    Advantages,
+    LossOutput,
+    Needs,
+    Prompt,
+    Rollouts,
+    StepOutput,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +131,8 @@ class Part:
     def sampled(self, setup: Setup, batch: Sequence[Prompt], rollouts: Rollouts) -> Rollouts | None:
         """This rank's rollouts of the step, which may be others; None, then on all ranks: `setup.sample` gave up.
 
-        `batch` are the step's prompts, of all ranks.
+        `batch` are the step's prompts, of all ranks. State that moves here is in `state_dict`: a run that stops before
+        the rollouts are saved takes it back, samples the step again and comes here again.
         """
         return rollouts
 
@@ -193,6 +203,11 @@ class Part:
 def check_parts(needs: Needs, parts: Sequence[Part], *, loss: str) -> None:
     """Raise `ConfigError` where a loss reads a column that no part writes, or parts have one name or no such needs."""
     for part in parts:
+        if type(part).token_loss is not Part.token_loss and part.needs.gradient_on is None:
+            raise ConfigError(
+                f"the part {part.name!r} adds to the loss of tokens and does not say on which: give it "
+                f"needs = Needs(gradient_on=...), one of {', '.join(TOKEN_SETS)}"
+            )
         told = replace(part.needs, gradient_on=None, reference_on=None, reference_model=False)
         unmet = [item.name for item in fields(Needs) if getattr(told, item.name) != item.default]
         if unmet:

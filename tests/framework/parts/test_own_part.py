@@ -1,15 +1,19 @@
 """What a part of a user's own may do without thought of ranks, and what it may not ask for."""
 
+import os
+import signal
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from apo_lightning.errors import ConfigError
+from apo_lightning.errors import ConfigError, Preempted
 from apo_lightning.losses import GRPO
 from apo_lightning.step.part import Part, Setup, check_parts
-from apo_lightning.types import Needs
+from apo_lightning.types import Needs, Verdict
+from own_parts import CountsSteps, LengthHead
 from processes import start_script
-from running import RUN, on_one_and_two_ranks
+from running import RUN, on_one_and_two_ranks, run
 
 OWN = "+algo.parts.own._target_=own_parts."
 
@@ -27,6 +31,34 @@ def test_a_rank_that_is_asked_to_stop_while_sampling_stops_all_before_a_part_cou
     script = start_script("train", *run, num_ranks=2)
     assert script.wait() == [75, 0], script.said
     assert "in step 2; kept: checkpoint step_000001" in script.said
+
+
+@pytest.mark.parametrize("are", ["given up", "not judged"])
+def test_what_a_part_took_from_rollouts_that_are_not_kept_is_taken_back(tmp_path, monkeypatch, are):
+    own = (OWN + "CountsSteps", "trainer.max_steps=3", "checkpoint.save_every=100")
+    sampled = CountsSteps.sampled
+
+    def stopped(part, setup, batch, rollouts):
+        found = sampled(part, setup, batch, rollouts)
+        if rollouts.step != 2:
+            return found
+        os.kill(os.getpid(), signal.SIGTERM)
+        error = Verdict(reward=0.0, status="error")
+        return None if are == "given up" else replace(found, verdicts=[error] * len(found.verdicts))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CountsSteps, "sampled", stopped)
+        with pytest.raises(Preempted, match="kept: checkpoint step_000001"):
+            run(tmp_path, *own)
+    rows = run(tmp_path, *own, "resume=auto")[1]
+    assert [float(row["counts_steps/count"]) for row in rows] == [1, 2, 3]
+
+
+def test_a_part_that_adds_to_the_loss_says_on_which_tokens():
+    part = LengthHead()
+    part.needs = Needs()
+    with pytest.raises(ConfigError, match=r"the part 'length_head' adds to the loss of tokens and does not say on wh"):
+        check_parts(GRPO().needs, [part], loss="GRPO")
 
 
 @pytest.mark.parametrize(
