@@ -30,11 +30,16 @@ GROUPS = st.lists(
 SIZES = {"vocab_size": 32, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
+def end_of(group):
+    """The position behind a group's last one."""
+    return group.start + group.prompt_length + sum(group.completion_lengths)
+
+
 def groups_of(shapes) -> list[Group]:
     groups, start = [], 0
     for prompt_length, lengths in shapes:
         groups.append(Group(start=start, prompt_length=prompt_length, completion_lengths=tuple(lengths)))
-        start = groups[-1].completions.stop
+        start = end_of(groups[-1])
     return groups
 
 
@@ -64,7 +69,7 @@ def naive(query, key, value, groups, scale):
 
 def inputs(groups, heads=4, kv_heads=2, dtype=torch.float64):
     generator = torch.Generator().manual_seed(0)
-    size = groups[-1].completions.stop
+    size = end_of(groups[-1])
     return [
         torch.randn(size, count, 8, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
         for count in (heads, kv_heads, kv_heads)
@@ -166,7 +171,7 @@ def test_attention_fails_past_its_variants_instead_of_running_uncompiled(graphs,
 @settings(max_examples=10)
 def test_the_block_mask_of_a_gpu_lets_through_what_the_cpu_computes(shapes):
     groups = groups_of(shapes)
-    size = groups[-1].completions.stop
+    size = end_of(groups[-1])
     mask = block_mask(groups, CPU)
     i, j = torch.arange(size)[:, None], torch.arange(size)[None, :]
     dense = mask.mask_mod(torch.tensor(0), torch.tensor(0), i, j)

@@ -161,7 +161,7 @@ def test_the_path_of_an_arm_ends_where_its_shortest_run_ends():
 
 def test_figures_draw_the_mean_paths_and_the_level(edition):
     figures = {figure.name: figure for figure in laboratory_figures(edition)}
-    assert list(figures) == ["lab_levels_locks", "lab_best", "lab_average", "lab_candidates"]
+    assert list(figures) == ["lab_levels_locks", "lab_lost_locks", "lab_best", "lab_average", "lab_candidates"]
     (axes,) = figures["lab_best"].figure.axes
     path = edition.arm(edition.protocol.stage("main"), ("hall", "cellar"), "apo").path
     every_second = path["pass@64"].to_numpy()[::-1][::2][::-1]
