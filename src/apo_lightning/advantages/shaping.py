@@ -53,6 +53,7 @@ class OverlongPenalty:
         ConfigError: a value outside its range.
 
     Example:
+        >>> import torch
         >>> inputs = AdvantageInputs(rewards=torch.ones(1, 3), is_correct=torch.ones(1, 3).bool(),
         ...     lengths=torch.tensor([[4, 6, 8]]), max_completion_tokens=8)
         >>> OverlongPenalty(cache_share=0.5)(inputs)
