@@ -5,13 +5,14 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from apo_lab.editions.protocol import load_protocol
+from apo_lab.editions.protocol import Stage, load_protocol
 from apo_lab.reporting.laboratory.figures import worlds_figure
 from apo_lab.reporting.laboratory.levels import Group, differences_table, groups, means_table, worlds_table
 from apo_lab.reporting.laboratory.reading import ArmRuns, Edition
 from apo_lab.reporting.style import styles_of
 from composing import ROOT
 
+HAND = Stage(name="main", seeds={})
 LEVELS = {"one": 0.30, "two": 0.20}
 """Where grpo's runs in each world lose their pass@64, all of it between two evaluation points."""
 ONES = [0.10, 0.125, 0.15, 0.175, 0.20, 0.225, 0.25, 0.275, 0.30, 0.325, 0.35]
@@ -44,7 +45,7 @@ def group():
         name: ArmRuns(name=name, runs=table[table.method == name], curves=points[points.method == name], num_planned=6)
         for name in ("grpo", "apo")
     }
-    return Group(name="hand", worlds=("one", "two"), level=0.3, arms=arms)
+    return Group(name="hand", stage=HAND, worlds=("one", "two"), level=0.3, arms=arms)
 
 
 def cells(table, section, first):
@@ -61,7 +62,7 @@ def test_levels_far_from_evaluation_points_are_left_out_and_with_most_of_them_th
 
     def of_every(nth):
         arms = {n: replace(arm, curves=arm.curves[arm.curves.step % (2 * nth) == 0]) for n, arm in group.arms.items()}
-        return Group(name="hand", worlds=group.worlds, level=0.3, arms=arms)
+        return Group(name="hand", stage=HAND, worlds=group.worlds, level=0.3, arms=arms)
 
     coarse = of_every(2)  # 0.05 of pass@1 between two points
     assert not len(coarse.grid)
@@ -80,7 +81,7 @@ def test_a_mean_of_some_worlds_alone_is_marked(group):
     of_apo = group.arms["apo"]
     runs, curves = (table[(table.world == "one") | (table.seed == 2)] for table in (of_apo.runs, of_apo.curves))
     alone = ArmRuns(name="apo", runs=runs, curves=curves, num_planned=6)
-    some = Group(name="hand", worlds=group.worlds, level=0.3, arms={**group.arms, "apo": alone})
+    some = Group(name="hand", stage=HAND, worlds=group.worlds, level=0.3, arms={**group.arms, "apo": alone})
     marks = [cell.marked for row in means_table(some).rows if row.cells[0].text == "APO" for cell in row.cells[1:]]
     assert marks[:2] == [False, True]
     assert not any(cell.marked for row in means_table(group).rows for cell in row.cells)

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from apo_lab.editions.protocol import AVERAGED, World, method_of
+from apo_lab.editions.protocol import AVERAGED, Stage, World, method_of
 from apo_lab.puzzles.locks import Locks
 from apo_lab.reporting.laboratory.reading import MAIN, ArmRuns, Edition, Frame, arm_name
 from apo_lab.reporting.records import Cell, Table, TableRow, left, right, row_of
@@ -45,6 +45,7 @@ class Group:
     """The arms in worlds that are shown as one and have one L*."""
 
     name: str
+    stage: Stage
     worlds: tuple[str, ...]
     level: float
     """L*."""
@@ -123,11 +124,12 @@ def groups(edition: Edition) -> list[Group]:
     """
     stages = [stage for stage in edition.protocol.stages if stage.name == MAIN or stage.is_averaged]
     found = []
-    for worlds, arms in (each for stage in stages for each in edition.arms(stage).items()):
+    for stage, worlds, arms in ((one, *each) for one in stages for each in edition.arms(one).items()):
         levels = {edition.protocol.worlds[world].level for world in worlds}
         if len(levels) == 1 and len(arms) > 1:
             by_name = {arm.name: arm for arm in arms if arm.name in (m := method_of(arm.name), m + AVERAGED)}
-            found.append(Group(name=edition.group_name(worlds), worlds=worlds, level=min(levels), arms=by_name))
+            name, level = edition.group_name(worlds), min(levels)
+            found.append(Group(name=name, stage=stage, worlds=worlds, level=level, arms=by_name))
     return [group for group in found if group.is_dense]
 
 

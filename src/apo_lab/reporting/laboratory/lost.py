@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -94,15 +95,9 @@ def parts_figure(arms: Mapping[str, ArmRuns], group: Group) -> Figure:
             curves = np.stack([_along(points, name, levels) for _, points in arm.by_run()], axis=1)
             is_common = np.isfinite(curves).mean(1) >= 0.5
             axes.plot(levels[is_common], np.nanmean(curves[is_common], axis=1), color=color, label=name)
-        axes.axvline(group.level, color=QUIET, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
         axes.axhline(0, color=QUIET, linewidth=0.6, zorder=1)
         axes.set_title(arm.label)
-        axes.set_xlabel("pass@1")
-        ticks_in_per_cent(axes.xaxis, axes.yaxis)
-    _share_y(grid)
-    grid[0].set_ylabel("change of pass@64")
-    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=4 if len(grid) > 1 else 2)
-    return figure
+    return _framed(figure, grid, group.level, "change of pass@64", len(PARTS_OF_CHANGE))
 
 
 @styled
@@ -117,14 +112,8 @@ def layers_figure(arms: Mapping[str, Mapping[str, ArmRuns]], group: Group) -> Fi
             axes.plot(path["pass@1"], path["pass@64"], color=PART_COLORS[part], marker=".", label=PART_NAMES[part])
         for point, marker in ((trained.iloc[0], "X"), (trained.iloc[-1], "s")):
             axes.plot(point["pass@1"], point["pass@64"], marker, color=QUIET, zorder=40)
-        axes.axvline(group.level, color=QUIET, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
         axes.set_title(by_name[name].label)
-        axes.set_xlabel("pass@1")
-        ticks_in_per_cent(axes.xaxis, axes.yaxis)
-    _share_y(grid)
-    grid[0].set_ylabel("pass@64")
-    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=3 if len(grid) > 1 else 2)
-    return figure
+    return _framed(figure, grid, group.level, "pass@64", 3)
 
 
 def _is_measured(group: Group) -> bool:
@@ -134,9 +123,8 @@ def _is_measured(group: Group) -> bool:
 
 def _arms(edition: Edition, group: Group) -> list[ArmRuns]:
     """The arms of a group, with the averages of parts."""
-    stage = next(s for s in edition.protocol.stages if set(group.worlds) <= set(s.seeds) and not s.tries_all)
     names = [name for own in group.trained for name in (own, *averages_of(own, AVERAGED_PARTS))]
-    return [arm for name in names if len((arm := edition.arm(stage, group.worlds, name)).runs)]
+    return [arm for name in names if len((arm := edition.arm(group.stage, group.worlds, name)).runs)]
 
 
 def _at_level(arm: ArmRuns, metric: str, level: float) -> Values:
@@ -156,7 +144,15 @@ def _cell(values: Values, scale: float) -> Cell:
     return Cell(f"{found.mean():.{1 if scale > 1 else 2}f}{error}", float(found.mean()))
 
 
-def _share_y(grid: Sequence) -> None:
+def _framed(figure: Figure, grid: Sequence[Axes], level: float, what: str, most_columns: int) -> Figure:
+    """The panels with one scale of `what` over pass@1, the line of L* and one legend."""
     low, high = min(axes.get_ylim()[0] for axes in grid), max(axes.get_ylim()[1] for axes in grid)
     for axes in grid:
+        axes.axvline(level, color=QUIET, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
         axes.set_ylim(low, high)
+        axes.set_xlabel("pass@1")
+        ticks_in_per_cent(axes.xaxis, axes.yaxis)
+    grid[0].set_ylabel(what)
+    num_columns = most_columns if len(grid) > 1 else 2
+    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=num_columns)
+    return figure
