@@ -24,9 +24,9 @@ PART_COLORS: Mapping[str, str] = dict(
     zip(("all", *AVERAGED_PARTS), ("#1f2328", "#0a8f6a", "#e69f00", "#c8401f", "#5b3a8c"), strict=True)
 )
 PART_NAMES = {
-    "all": "all weights averaged",
-    **{part: f"{part} third averaged" for part in ("first", "middle", "last")},
-    "outside": "embeddings and head averaged",
+    "all": "all weights",
+    **{part: f"{part} third" for part in ("first", "middle", "last")},
+    "outside": "embeddings, head",
 }
 Values = Float[NDArray[np.float64], "_"]
 
