@@ -12,14 +12,16 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 kit=$1
 [[ -e $kit ]] && { echo "$kit is there already: name a new folder" >&2; exit 2; }
 python=${PYTHON:-.venv/bin/python}
-packages=(hydra-core omegaconf antlr4-python3-runtime)
-[[ ${2:-} == --peers ]] && packages+=(trl liger-kernel datasets dill multiprocess)
+peers=()
+[[ ${2:-} == --peers ]] && peers=(trl liger-kernel datasets dill multiprocess)
 
 mkdir -p "$kit"
 git archive HEAD src configs benchmarks train.py docs/lab/bases/locks_a | tar -x -C "$kit"
-pins=()
-for package in "${packages[@]}"; do
-    pins+=("$(grep -E "^$package==" constraints/gpu-2.11.txt | cut -d ' ' -f 1)")
+constraints=constraints/gpu-2.11.txt
+pins=($("$python" -m uv pip compile --quiet --no-annotate --no-header --python-version 3.12 --constraint "$constraints" \
+    --excludes scripts/gpu-image.txt pyproject.toml))
+for peer in ${peers[@]+"${peers[@]}"}; do
+    pins+=("$(grep "^$peer==" "$constraints")")
 done
 "$python" -m uv pip install --quiet --target "$kit/site" --python-version 3.12 --no-deps "${pins[@]}"
 rm -rf "$kit/site/bin"

@@ -34,7 +34,7 @@ LARGEST_ERROR = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Of outputs and gradients, relative to the largest: sums in another order; three roundings to eight bits."""
 NUM_LAYOUTS = 12
 LONGEST = {"cuda": 600, "cpu": 60}
-MOST_GRAPHS = 12
+MOST_GRAPHS = 16
 HEAD_CASE = {"cuda": Case(2048, 1024, 32768, 8), "cpu": Case(64, 48, 4096, 4)}
 TOKENS = {"cuda": (16, 1000, 4096, 8200, 5000), "cpu": (16, 48, 200, 520, 328)}
 
@@ -76,7 +76,7 @@ def make_attended(lengths: Sequence[tuple[int, Sequence[int]]], heads: tuple[int
     groups, start = [], 0
     for prompt, completions in lengths:
         groups.append(Group(start=start, prompt_length=prompt, completion_lengths=tuple(completions)))
-        start = groups[-1].completions.stop
+        start += prompt + sum(completions)
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, n, start, size, generator=generator) for n in (heads[0], heads[1], heads[1]))
     return Attended(tuple(groups), query, key, value, torch.randn(1, start, heads[0], size, generator=generator))
