@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 FRAMEWORK = "src/apo_lightning"
@@ -122,7 +123,7 @@ def command_names(nodes: Sequence[ast.AST]) -> list[str]:
     """The names in all `Command(name=…)`."""
     calls = (node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "Command")
     keywords = [keyword.value for call in calls for keyword in call.keywords if keyword.arg == "name"]
-    return sorted(value.value for value in keywords if isinstance(value, ast.Constant))
+    return sorted(str(value.value) for value in keywords if isinstance(value, ast.Constant))
 
 
 def static_rows(root: Path) -> Iterator[tuple[str, str]]:
@@ -178,8 +179,7 @@ def trace_step(root: Path) -> None:
         finally:
             is_open.clear()
 
-    RLVRModule.training_step = traced
-    with tempfile.TemporaryDirectory() as folder:
+    with mock.patch.object(RLVRModule, "training_step", traced), tempfile.TemporaryDirectory() as folder:
         train(composed("train", STEP), Path(folder))
     print(*(f"entered {name}" for name in entered), sep="\n")
 

@@ -13,7 +13,7 @@ all seeds and problems there could be.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -55,7 +55,7 @@ class Population:
         """E[1 − (1 − p)^k], by the moments of the Beta distribution: E[(1 − p)^k] = Π_{j<k} (b + j)/(a + b + j)."""
         drawn = np.arange(k)
         misses = np.prod((2 * (1 - self.mean_rate) + drawn) / (2 + drawn))
-        return self.share_always + (1 - self.share_never - self.share_always) * (1 - misses)
+        return self.share_always + (1 - self.share_never - self.share_always) * (1 - float(misses))
 
     def solve_rates(self, shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
         kind = rng.random(shape)
@@ -68,11 +68,11 @@ class Population:
 def population(mean: float, k: int) -> Population:
     """The population whose mean pass@k is `mean`; of a saturated one, no problem is hopeless."""
     share_never = 0.4 * (1 - mean) if mean < SATURATED else 0.0
+    found = Population(share_never=share_never, share_always=0.3 * mean, mean_rate=0.5)
     low, high = 1e-9, 1 - 1e-9
     for _ in range(60):
-        middle = (low + high) / 2
-        found = Population(share_never=share_never, share_always=0.3 * mean, mean_rate=middle)
-        low, high = (middle, high) if found.mean_pass_at_k(k) < mean else (low, middle)
+        low, high = (found.mean_rate, high) if found.mean_pass_at_k(k) < mean else (low, found.mean_rate)
+        found = replace(found, mean_rate=(low + high) / 2)
     return found
 
 
@@ -95,8 +95,8 @@ def percentile_intervals(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
 
 
 def ends(intervals: list[Interval]) -> tuple[torch.Tensor, torch.Tensor]:
-    low_and_high = [(interval.low, interval.high) for interval in intervals]
-    return torch.tensor(low_and_high, dtype=torch.float64).unbind(1)
+    low, high = zip(*((interval.low, interval.high) for interval in intervals), strict=True)
+    return torch.tensor(low, dtype=torch.float64), torch.tensor(high, dtype=torch.float64)
 
 
 @dataclass(frozen=True, kw_only=True)

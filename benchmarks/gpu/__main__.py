@@ -105,8 +105,8 @@ def run_all(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], li
     end, logs = time.monotonic() + 60 * given.minutes, folder / "logs"
     rows = run_section(Section(MACHINE, "gpu.machine", MACHINE, 90), given.device, logs, end)
     facts = {key: value for row in rows for key, value in row.figures.items()}
-    device = facts.get("device", "cpu")
-    there = frozenset({device, *(["vllm"] if facts.get("vllm") else [])})
+    device = str(facts.get("device", "cpu"))
+    there = frozenset({device, "vllm"} if facts.get("vllm") else {device})
     sections, others = divide(given.sections, there)
     at_once = MOST_AT_ONCE
     if device == "cpu":

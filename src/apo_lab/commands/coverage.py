@@ -1,27 +1,35 @@
 """`apo coverage`: worked solutions under the top K of one policy, or the right answers that a run lost."""
 
+import contextlib
 from pathlib import Path
 
+import pandas as pd
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from apo_lab.coverage.entrance_records import EntranceResult, entrance_page
+from apo_lab.coverage.entrance_records import EntranceResult, SampledEntranceResult, entrance_page, sampled_page
 from apo_lab.coverage.entrances import EntranceCoverage
 from apo_lab.coverage.oracle import OracleCoverage
 from apo_lab.coverage.records import CoverageResult, recall_table
+from apo_lab.coverage.sampled_entrances import ForcedSampler, SampledEntranceCoverage
 from apo_lab.puzzles import PuzzleSource
 from apo_lightning.common.console import quiet_libraries, say, show
 from apo_lightning.common.files import write_atomically
+from apo_lightning.contracts import check_prompts
+from apo_lightning.data import PromptDataModule
+from apo_lightning.data.sources import ProblemSource
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.loading import write_record
 from apo_lightning.evaluation.progress import Progress
+from apo_lightning.rollout.engine import RolloutEngine
+from apo_lightning.rollout.weight_sync import start_engine
 from apo_lightning.run.choices import typed_overrides
 from apo_lightning.run.evaluated_policy import EvaluatedPolicy, find_evaluated_policy
 from apo_lightning.run.trained import Stage
 
 
-def cover(cfg: DictConfig) -> CoverageResult | EntranceResult:
-    """Measure what the `coverage=` preset names, without an engine.
+def cover(cfg: DictConfig) -> CoverageResult | EntranceResult | SampledEntranceResult:
+    """Measure what the `coverage=` preset names.
 
     Raises:
         ConfigError: something cannot work; raised before any weights are loaded.
@@ -31,14 +39,17 @@ def cover(cfg: DictConfig) -> CoverageResult | EntranceResult:
         raise ConfigError(f"data_dir={cfg.data_dir}: coverage={cfg.coverage.name} reads no solutions, leave it out")
     if cfg.data_dir is not None and cfg.coverage.path is None:
         overrides["path"] = str(Path(cfg.data_dir) / f"{cfg.coverage.name}.jsonl")
-    coverage: OracleCoverage | EntranceCoverage = instantiate(cfg.coverage, **overrides, _convert_="all")
-    if isinstance(coverage, EntranceCoverage) and cfg.run is None:
+    coverage: OracleCoverage | EntranceCoverage | SampledEntranceCoverage
+    coverage = instantiate(cfg.coverage, **overrides, _convert_="all")
+    if not isinstance(coverage, OracleCoverage) and cfg.run is None:
         raise ConfigError(f"coverage={coverage.name} compares a run with the model before training: give run=FOLDER")
     evaluated = find_evaluated_policy(cfg, typed_overrides())
     quiet_libraries(evaluated.output_dir / "coverage.log")
     folder = evaluated.output_dir / f"coverage_{coverage.name}"
     if isinstance(coverage, EntranceCoverage):
         return _entrances(coverage, evaluated, folder)
+    if isinstance(coverage, SampledEntranceCoverage):
+        return _sampled_entrances(coverage, evaluated, instantiate(cfg.engine), folder)
     return _solutions(coverage, evaluated, folder)
 
 
@@ -52,18 +63,59 @@ def _entrances(coverage: EntranceCoverage, evaluated: EvaluatedPolicy, folder: P
             f"run={run.folder} has data {run.data.get('_target_')}, whose right answers cannot be listed: "
             f"coverage={coverage.name} needs a run of data=locks, countdown or divisors"
         )
-    if not source.num_validation:
-        raise ConfigError(f"run={run.folder} holds no problems out (data.num_validation is 0): name a run that does")
+    _require_held_out(source, evaluated)
     policy, sha256 = evaluated.load(evaluated.device)
     base = evaluated.load_reference(evaluated.device)
     template, card = evaluated.spec.prompt_template, evaluated.card(sha256, Stage())
     result, entrances = coverage.measure(policy, base, source, template, card, temperature=run.temperature)
-    page = entrance_page(result)
+    _write(folder, result, entrances, entrance_page(result))
+    return result
+
+
+def _sampled_entrances(
+    coverage: SampledEntranceCoverage, evaluated: EvaluatedPolicy, engine: RolloutEngine, folder: Path
+) -> SampledEntranceResult:
+    """Compare the run's policy with the model before its training, by samples of both."""
+    run = evaluated.run
+    assert run is not None
+    engine.check(evaluated.device)
+    engine.check_model(evaluated.spec.load_config(), evaluated.device)
+    source: ProblemSource = run.instantiate(run.data, "data")
+    _require_held_out(source, evaluated)
+    template, reward = evaluated.spec.prompt_template, run.instantiate(run.reward, "reward", "data")
+    data = PromptDataModule(source, evaluated.tokenizer, prompts_per_step=1, seed=0, prompt_template=template)
+    data.prepare()
+    prompts = [prompt for of_set in data.validation_prompts.values() for prompt in of_set][: coverage.limit]
+    check_prompts(reward, prompts)
+    with contextlib.closing(engine), contextlib.closing(reward):
+        policy, sha256 = evaluated.load(evaluated.device)
+        models = {"base": evaluated.load_reference(evaluated.device), "policy": policy}
+        longest = source.max_prompt_tokens + source.max_completion_tokens
+        start_engine(engine, policy, max_model_len=longest, device=evaluated.device, seed=evaluated.seed)
+        draw = ForcedSampler(
+            engine=engine,
+            reward=reward,
+            max_completion_tokens=source.max_completion_tokens,
+            temperature=run.temperature,
+            seed=evaluated.seed,
+        )
+        result, entrances = coverage.measure(models, prompts, draw, evaluated.card(sha256, Stage()))
+    _write(folder, result, entrances, sampled_page(result))
+    return result
+
+
+def _require_held_out(source: ProblemSource, evaluated: EvaluatedPolicy) -> None:
+    if not source.num_validation and not getattr(source, "validation", None):
+        assert evaluated.run is not None
+        where = evaluated.run.folder
+        raise ConfigError(f"run={where} holds no problems out (data.num_validation is 0): name a run that does")
+
+
+def _write(folder: Path, result: EntranceResult | SampledEntranceResult, entrances: pd.DataFrame, page: str) -> None:
     write_record(folder / "entrances.json", result)
     write_atomically(folder / "entrances.csv", entrances.to_csv(index=False).encode())
     write_atomically(folder / "entrances.md", page.encode())
     say(f"{page}\nentrances.json, .csv (every entrance) and .md (these tables) are in {folder}")
-    return result
 
 
 def _solutions(coverage: OracleCoverage, evaluated: EvaluatedPolicy, folder: Path) -> CoverageResult:

@@ -1,10 +1,10 @@
-"""`entrances.json` as a record, and as a page of tables."""
+"""`entrances.json` of both measures, exact and from samples, as records and as pages of tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from apo_lab.diagnostics.answer_tree import Row
-from apo_lightning.evaluation.records import SCHEMA_VERSION, ModelCard
+from apo_lightning.evaluation.records import SCHEMA_VERSION, Estimate, ModelCard
 from apo_lightning.model.fingerprint import versions
 
 
@@ -32,6 +32,66 @@ class EntranceResult:
     """`Entrances.metrics` of the averages with the base model, by `part` of the model and `base_weight`."""
     versions: Mapping[str, str | None] = field(default_factory=versions)
     schema: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledEntranceResult:
+    """`entrances.json` of `SampledEntranceCoverage`; shares and differences of them are in [−1, 1]."""
+
+    k: int
+    entrance_tokens: int
+    num_samples: int
+    """Free samples of a problem, from each model."""
+    num_forced: int
+    """Samples behind each entrance, from each model."""
+    temperature: float
+    model: ModelCard
+    num_problems: int
+    num_with_entrance: int
+    """Problems that either model has solved."""
+    metrics: Mapping[str, Mapping[str, float]]
+    """`Entrances.metrics` of `base` and of `policy`, from masses and forced samples, and the pass@1 and pass@k of their
+    free samples, unbiased."""
+    difference: Estimate
+    """Of the policy's pass@k and the base model's, of their free samples."""
+    change: Mapping[str, Estimate]
+    """`locked`, `opened`, `forgotten`, `learnt` and their sum, `change`, from masses and forced samples."""
+    decisions: Sequence[Row]
+    """Rows of `by_decision`, by the text of the entrance."""
+    versions: Mapping[str, str | None] = field(default_factory=versions)
+    schema: int = SCHEMA_VERSION
+
+
+MOST_DECISIONS = 20
+"""Rows of a page; `entrances.csv` has all entrances."""
+
+
+def sampled_page(result: SampledEntranceResult) -> str:
+    """All tables as aligned Markdown: what was lost, with 95 % intervals, and the entrances of the largest parts."""
+    k, metrics = result.k, result.metrics
+    shown = [*metrics["base"]]
+    pairs = ("mass", "forced_pass@1")
+    parts = [name for name in result.change if name != "change"]
+    largest = sorted(result.decisions, key=lambda row: -sum(abs(float(row[part])) for part in parts))
+    decisions = [
+        [f"`{row['decision']}`", str(row["num_entrances"])]
+        + [f"{_percent(row[f'base_{key}'])} → {_percent(row[f'policy_{key}'])}" for key in pairs]
+        + [_points(row[part]) for part in parts]
+        for row in largest[:MOST_DECISIONS]
+    ]
+    changes = {f"pass@{k} of the samples": result.difference, "by entrance": result.change["change"]}
+    changes |= {part: result.change[part] for part in parts}
+    tables = (
+        (
+            f"{result.num_problems} problems, {result.num_with_entrance} solved by either model; entrances of "
+            f"{result.entrance_tokens} tokens [%; entered: a number]",
+            ["", *shown],
+            [[name, *(_cell(key, metrics[name][key]) for key in shown)] for name in metrics],
+        ),
+        (f"change of pass@{k} [points, 95 %]", [*changes], [[*map(_interval, changes.values())]]),
+        (f"by entrance: base → policy [%], change of pass@{k} [points]", ["", "number", *pairs, *parts], decisions),
+    )
+    return "\n".join(f"## {title}\n\n{_markdown([heads, *rows])}\n" for title, heads, rows in tables)
 
 
 def entrance_page(result: EntranceResult) -> str:
@@ -86,3 +146,7 @@ def _percent(share: str | int | float) -> str:
 
 def _points(part: str | int | float) -> str:
     return f"{100 * float(part):+.2f}"
+
+
+def _interval(estimate: Estimate) -> str:
+    return f"{_points(estimate.value)} [{_points(estimate.low)}, {_points(estimate.high)}]"

@@ -1,17 +1,19 @@
 """Where a trained policy lost right answers: at the entrance or behind it, at which token, and in which layers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from apo_lab.coverage.entrance_records import EntranceResult
 from apo_lab.diagnostics.answer_tree import AnswerTree, Row
 from apo_lab.diagnostics.listed_answers import held_out_prompts, list_answers
 from apo_lab.puzzles import PuzzleSource
 from apo_lab.statistics.cover import cover_curve
-from apo_lab.statistics.entrances import Change, change_of_pass_at_k
+from apo_lab.statistics.entrances import change_of_pass_at_k
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import ModelCard
 from apo_lightning.model.average import PARTS, average, weights_of_part
@@ -95,7 +97,7 @@ class EntranceCoverage:
             num_problems=len(prompts),
             metrics={name: found.metrics(self.k) | cover_curve(found.success) for name, found in models.items()},
             change=change.parts(len(prompts)),
-            decisions=by_decision(entrances, len(prompts)),
+            decisions=by_decision(entrances, [text[-1] for text in tree.entrances], change.signed(), len(prompts)),
             shift=tree.shift(policy, base, of_policy, temperature),
             averages=self._averages(tree, policy, base, temperature),
         )
@@ -115,12 +117,18 @@ class EntranceCoverage:
         return rows
 
 
-def by_decision(entrances: pd.DataFrame, num_problems: int) -> list[Row]:
-    """A row for each first decision: means over its entrances, and `Change.parts` of them."""
+def by_decision(
+    entrances: pd.DataFrame,
+    decisions: Sequence[str],
+    parts: Mapping[str, Float[Tensor, "entrances"]],
+    num_problems: int,
+) -> list[Row]:
+    """A row for each first decision: means over its entrances, and their `parts` as in `Change.parts`."""
+    values = [column for column in entrances.columns if column.startswith(("base_", "policy_"))]
+    sums = pd.DataFrame({name: part.numpy() / num_problems for name, part in parts.items()})
     rows: list[Row] = []
-    for decision, group in entrances.groupby(entrances.entrance.str[-1]):
-        entering, skill = (torch.tensor(group[f"part_of_{name}"].to_numpy()) for name in ("entering", "skill"))
-        parts = Change(entering=entering, skill=skill).parts(num_problems)
-        means = {str(name): float(group[name].to_numpy().mean()) for name in group.columns[2:-2]}
-        rows.append({"decision": str(decision), "num_entrances": len(group), **means, **parts})
+    for decision, places in entrances.groupby(list(decisions)).indices.items():
+        means = {name: float(entrances[name].to_numpy()[places].mean()) for name in values}
+        of_parts = {name: float(sums[name].to_numpy()[places].sum()) for name in parts}
+        rows.append({"decision": str(decision), "num_entrances": len(places), **means, **of_parts})
     return rows

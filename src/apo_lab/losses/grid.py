@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from apo_lab.losses.anchor_sets import partition_kl
@@ -18,11 +18,11 @@ from apo_lightning.types import LossInputs, LossOutput, Needs
 TOPOLOGIES = {  # and the axes that each reads
     "ratio": ("anchor_source", "exclude_sampled", "weights", "force"),
     "none": (),
-    "kl": ("scale",),
-    "topk_kl": ("anchor_source", "scale", "tail"),
-    "topk_forward_kl": ("anchor_source", "scale", "tail"),
-    "support_mass": ("anchor_source", "exclude_sampled", "scale"),
-    "support_ratio_aux": ("anchor_source", "exclude_sampled", "weights", "scale"),
+    "kl": ("scale", "first_tokens"),
+    "topk_kl": ("anchor_source", "scale", "tail", "first_tokens"),
+    "topk_forward_kl": ("anchor_source", "scale", "tail", "first_tokens"),
+    "support_mass": ("anchor_source", "exclude_sampled", "scale", "first_tokens"),
+    "support_ratio_aux": ("anchor_source", "exclude_sampled", "weights", "scale", "first_tokens"),
 }
 
 
@@ -56,6 +56,7 @@ class GridLoss(AnchoredAPO):
         topology: a key of `TOPOLOGIES`, which names the settings that it reads; the others must keep their defaults.
         scale: a. `unit`: 1. `abs_advantage`: |A|.
         tail: `drop` leaves out the second term of a top-K divergence, which then is none.
+        first_tokens: D only at so many tokens of each completion, its entrance; None: at all.
 
     Raises:
         ConfigError: a value outside its range, or a setting that the topology does not read.
@@ -64,11 +65,14 @@ class GridLoss(AnchoredAPO):
     topology: str = "ratio"
     scale: str = "unit"
     tail: str = "bucket"
+    first_tokens: int | None = None
 
     def __post_init__(self) -> None:
         check_choice("topology", self.topology, TOPOLOGIES, forward_kl="it is not computed over the whole vocabulary")
         check_choice("scale", self.scale, ("unit", "abs_advantage"))
         check_choice("tail", self.tail, ("bucket", "drop"))
+        if self.first_tokens is not None and self.first_tokens < 1:
+            raise ConfigError(f"first_tokens is {self.first_tokens}: give at least 1, or null for all tokens")
         if not 0 <= self.pull_coef < float("inf"):
             raise ConfigError(f"pull_coef is {self.pull_coef}: give a finite number of at least 0, such as 0.1")
         # APO bounds β by the clip, which a D is outside of.
@@ -113,6 +117,8 @@ class GridLoss(AnchoredAPO):
         output = self.pushed(inputs, triggered)
         if not self.needs.reference:
             return output
+        if self.first_tokens is not None:
+            triggered = triggered & (places(inputs.sequence_ids) < self.first_tokens)
         divergence, metrics = self._divergence(inputs, triggered)
         divergence = torch.where(triggered, divergence, 0.0)  # off M the reference's row holds a placeholder
         penalty = self.pull_coef * divergence * (1 if self.scale == "unit" else inputs.advantages.abs())
@@ -144,3 +150,15 @@ class GridLoss(AnchoredAPO):
             return 1 - log_mass(policy, members).exp(), metrics
         p, q = (ref, policy) if self.topology == "topk_forward_kl" else (policy, ref)
         return partition_kl(p, q, support, bucket=self.tail == "bucket"), metrics
+
+
+def places(sequence_ids: Int[Tensor, "tokens"]) -> Int[Tensor, "tokens"]:
+    """Index of each token in its completion.
+
+    Example:
+        >>> places(torch.tensor([4, 4, 4, 7, 7]))
+        tensor([0, 1, 2, 0, 1])
+    """
+    lengths = sequence_ids.unique_consecutive(return_counts=True)[1]
+    starts = lengths.cumsum(0) - lengths
+    return torch.arange(len(sequence_ids), device=sequence_ids.device) - starts.repeat_interleave(lengths)

@@ -71,7 +71,7 @@ def _filled_in(name: str, node: Any, run: TrainedRun | None) -> Any:
         )
     source, hub = run.instantiate(run.data, "data"), run.data.get("hub")
     reward = OmegaConf.to_container(run.reward, resolve=True)
-    run.require_known(_without_own_functions(reward, run.folder), "reward")
+    run.require_known(_without_own_functions(reward, run.folder), "reward", "data")
     return OmegaConf.create(
         {
             "_target_": "apo_lightning.evaluation.benchmark.Benchmark",

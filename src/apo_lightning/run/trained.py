@@ -67,22 +67,23 @@ class TrainedRun:
             temperature=float(composed.temperature),
         )
 
-    def instantiate(self, node: DictConfig | None, group: str) -> Any:
+    def instantiate(self, node: DictConfig | None, *groups: str) -> Any:
         """Make the object of a node of this run; None if the node is None.
 
         The folder may come from anyone, and a `_target_` can name any function that is installed. So only those are
-        called that an option of the group names, in an installed package or in the user's own `configs/`.
+        called that an option of the groups names, in an installed package or in the user's own `configs/`. A reward
+        may take parts of the data, `${data.puzzle}`.
 
         Raises:
             ConfigError: the node names another `_target_`.
         """
         # Resolved, since ${…} may stand for a node with a _target_ of its own.
-        self.require_known(None if node is None else OmegaConf.to_container(node, resolve=True), group)
+        self.require_known(None if node is None else OmegaConf.to_container(node, resolve=True), *groups)
         return instantiate(node, _convert_="all")
 
-    def require_known(self, node: object, group: str) -> None:
-        """Raise `ConfigError` for a `_target_` in plain data that no option of the group names."""
-        known = targets_of(group)
+    def require_known(self, node: object, *groups: str) -> None:
+        """Raise `ConfigError` for a `_target_` in plain data that no option of the groups names."""
+        known, group = set[str]().union(*map(targets_of, groups)), groups[0]
         for target in targets_in(node):
             if target not in known:
                 raise ConfigError(

@@ -10,6 +10,7 @@ import torch
 
 from apo_lab.commands.coverage import cover
 from apo_lab.coverage.entrances import EntranceCoverage
+from apo_lab.coverage.sampled_entrances import SampledEntranceCoverage
 from apo_lab.diagnostics.answer_tree import AnswerTree
 from apo_lab.diagnostics.exact_coverage import ExactCoverage
 from apo_lab.diagnostics.listed_answers import held_out_prompts, list_answers
@@ -188,3 +189,32 @@ def test_what_cannot_be_compared_is_one_line(tmp_path):
         start_script("train.py", *arguments, f"hydra.run.dir={folder}").finish()
         with pytest.raises(AssertionError, match=message):
             start_script("coverage", LOCKS, f"run={folder}").finish()
+
+
+def test_samples_find_the_exact_entrances(tmp_path):
+    start_script("train.py", *OF_LOCKS, "temperature=0.8", f"hydra.run.dir={tmp_path}", "optimizer.lr=1e-2").finish()
+    start_script("coverage", LOCKS, f"run={tmp_path}", "coverage.base_weights=[]", "coverage.k=8").finish()
+    sampling = ("engine=transformers", "coverage.k=8", "coverage.num_samples=200", "coverage.num_forced=200")
+    said = start_script("coverage", "coverage=sampled_entrances", f"run={tmp_path}", *sampling).finish()
+    folders = [tmp_path / "evaluation" / f"coverage_{name}" for name in ("entrances", "sampled_entrances")]
+    exact, found = (pd.read_csv(folder / "entrances.csv") for folder in folders)
+    exact["problem"] = exact.problem.str.rstrip(":")
+    both = found.assign(problem=found.problem.str.rstrip(":")).merge(exact, on=["problem", "entrance"])
+    assert len(both) == len(found)
+    assert len(found) > 0.8 * len(exact)
+    for name in ("base", "policy"):
+        assert both[f"{name}_mass_x"].tolist() == pytest.approx(both[f"{name}_mass_y"].tolist(), rel=1e-4)
+        skill = both[f"{name}_forced_pass@1_y"]
+        error = (both[f"{name}_forced_pass@1_x"] - skill) / (skill * (1 - skill) / 200 + 1e-6) ** 0.5
+        assert error.abs().max() < 5
+        assert error.mean() == pytest.approx(0, abs=3 / len(both) ** 0.5)
+    of_exact, result = (json.loads((folder / "entrances.json").read_text()) for folder in folders)
+    for part, value in of_exact["change"].items():
+        assert result["change"][part]["low"] <= value <= result["change"][part]["high"], part
+    assert "8 problems, 8 solved by either model" in said
+
+
+def test_what_cannot_be_sampled_is_one_line():
+    for setting, message in (({"entrance_tokens": 0}, "entrance_tokens is 0"), ({"k": 65}, "k is 65")):
+        with pytest.raises(ConfigError, match=message):
+            SampledEntranceCoverage(name="sampled_entrances", **setting)

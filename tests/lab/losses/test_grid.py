@@ -186,6 +186,10 @@ def test_a_cell_that_is_a_known_algorithm_equals_it_to_the_bit(cell, known, kind
         ("apo_random_anchors", GridLoss(anchor_source="random", pool_size=64)),
         ("apo_ungated", GridLoss(**OUTSIDE)),
         ("grpo_topk_forward_kl", GridLoss(topology="topk_forward_kl", push_coef=1.0)),
+        (
+            "grpo_entrance_kl",
+            GridLoss(topology="kl", trigger="always", push_coef=1.0, pull_coef=0.3, first_tokens=1),
+        ),
     ],
 )
 def test_the_named_algorithms_are_cells(algo, cell):
@@ -229,6 +233,21 @@ def test_distillation_and_the_support_loss_are_the_sums_that_they_are_called():
         value, gradient, _ = on_token(loss, y=y, advantage=0.0)
         assert value == pytest.approx(0.5)
         near(gradient, (-0.1, -0.15, 0.05, 0.2))
+
+
+@pytest.mark.parametrize("topology", DIVERGENCES)
+def test_at_first_tokens_a_divergence_acts_and_behind_them_nothing_does(topology):
+    case = make_case("plain")
+    settings = {"topology": topology, "trigger": "always", "push_coef": 1.0}
+    everywhere, early, nowhere = (
+        value_and_gradient(loss, case) for loss in (GridLoss(**settings), GridLoss(**settings, first_tokens=2), GRPO())
+    )
+    is_early = torch.arange(len(case.token_ids)) % 4 < 2  # its completions have four tokens
+    for found, held, free in zip(early[:2], everywhere[:2], nowhere[:2], strict=True):
+        assert torch.equal(found[is_early], held[is_early])
+        assert torch.equal(found[~is_early], free[~is_early])
+    divergence = early[2].metrics["grid/divergence"]
+    assert torch.equal(divergence.isnan(), ~is_early)
 
 
 def test_correct_answers_pull_too_where_asked():
@@ -369,6 +388,8 @@ def test_every_cell_logs_what_it_reads_and_without_a_coefficient_the_reference_i
         ({"topology": "support_mass", "weights": "uniform"}, "weights is 'uniform': support_mass reads"),
         ({"topology": "support_ratio_aux", "force": "pull_only"}, "force is 'pull_only': support_ratio_aux reads"),
         ({"topology": "support_mass", "tail": "drop"}, "tail is 'drop': support_mass reads"),
+        ({"first_tokens": 1}, "first_tokens is 1: ratio reads no such setting"),
+        ({"topology": "kl", "first_tokens": 0}, "first_tokens is 0: give at least 1"),
         ({"anchor_source": "policy"}, "the reference is asked at its own top K alone; choose reference, "),
         ({"anchor_source": "other_position"}, "the reference is asked at its own top K alone"),
         ({"weights": "softmax"}, "weights is 'softmax': choose mass, uniform"),

@@ -1,0 +1,236 @@
+"""Where a trained policy lost right answers, estimated from samples: for tasks whose right answers cannot be listed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from apo_lab.coverage.entrance_records import SampledEntranceResult
+from apo_lab.coverage.entrances import by_decision
+from apo_lab.statistics.entrances import Entrances
+from apo_lab.statistics.sampled_entrances import sampled_change
+from apo_lightning.common.console import saying
+from apo_lightning.contracts import Reward, TrainerState, check_error_rate, score_samples
+from apo_lightning.errors import ConfigError
+from apo_lightning.evaluation.records import ModelCard
+from apo_lightning.evaluation.results import estimate_of
+from apo_lightning.evaluation.scoring import check_engine, microbatches, pack, sequence_of_each_token
+from apo_lightning.metrics.functional import pass_at_k_curve
+from apo_lightning.metrics.intervals import paired_interval
+from apo_lightning.model.policy import Policy
+from apo_lightning.rollout.collector import completion_text, sample_seed, samples_of
+from apo_lightning.rollout.engine import RolloutEngine
+from apo_lightning.rollout.weight_sync import check_policy_version, publish
+from apo_lightning.types import GenerationRequest, Prompt
+
+Beginning = tuple[int, ...]
+NAMES = ("base", "policy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledEntranceCoverage:
+    """Compare a policy with its base model. Its fields are the keys of `configs/coverage/sampled_entrances.yaml`.
+
+    An *entrance* is the first `entrance_tokens` tokens of a right completion, among `num_samples` of each model. Its
+    probability p(e) is exact; its skill q(e) is the share of right ones among `num_forced` samples behind it, of each
+    model. Entrances that no sample took and passed are not seen: then Σ p(e)·q(e) is below the pass@1 of the samples,
+    which stands beside it.
+
+    Source: "Locked at the Entrance", arXiv 2608.29188, for forced prefixes. Departures: masses are exact, and the loss
+    is divided between entrance and skill (`change_of_pass_at_k`, `sampled_change`).
+
+    Attributes:
+        name: of the preset.
+        k: samples of a problem, of pass@k; at most `num_samples`.
+        entrance_tokens: length of an entrance [tokens]; a shorter completion is an entrance as a whole.
+        num_samples: free samples of a problem, from each model.
+        num_forced: samples behind each entrance, from each model.
+        limit: of problems, the first ones; None: all.
+        tokens_per_microbatch: affects memory and speed only.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    name: str
+    k: int = 16
+    entrance_tokens: int = 1
+    num_samples: int = 64
+    num_forced: int = 64
+    limit: int | None = 64
+    tokens_per_microbatch: int = 2048
+
+    def __post_init__(self) -> None:
+        for name in ("k", "entrance_tokens", "num_samples", "num_forced", "limit", "tokens_per_microbatch"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(f"coverage.{name} is {value}: it must be at least 1")
+        if self.k > self.num_samples:
+            raise ConfigError(f"coverage.k is {self.k} and coverage.num_samples {self.num_samples}: draw k or more")
+
+    @torch.no_grad()
+    def measure(
+        self,
+        models: Mapping[str, Policy],
+        prompts: Sequence[Prompt],
+        draw: "ForcedSampler",
+        model: ModelCard,
+    ) -> tuple[SampledEntranceResult, pd.DataFrame]:
+        """Sample both `models`, "base" and "policy", freely and behind each entrance.
+
+        `model` is the policy's identity. Returns the record, and a row for each entrance of each problem; raises
+        `ConfigError` where neither model is ever right.
+        """
+        free = [(prompt, ()) for prompt in prompts]
+        found = {name: draw(models[name], free, self.num_samples) for name in NAMES}
+        entrances = self._entrances(prompts, found)
+        if not entrances:
+            raise ConfigError(
+                f"none of {len(prompts)}·{self.num_samples} samples of either model is right: there is no entrance"
+            )
+        begun = [(prompts[i], beginning) for i, beginning in entrances]
+        forced = {name: draw(models[name], begun, self.num_forced) for name in reversed(NAMES)}
+        under = {
+            name: Entrances(
+                problem=torch.tensor([i for i, _ in entrances]),
+                mass=self._masses(models[name], begun, draw.temperature),
+                skill=forced[name].is_right.double().mean(1),
+                num_problems=len(prompts),
+            )
+            for name in NAMES
+        }
+        change, parts = sampled_change(*under.values(), self.k, self.num_forced)
+        num = torch.full((len(prompts),), self.num_samples)
+        curves = {name: pass_at_k_curve(num, one.is_right.sum(1), [1, self.k]) for name, one in found.items()}
+        texts = [draw.text(beginning) for _, beginning in entrances]
+        columns = {"problem": [prompt.id for prompt, _ in begun], "entrance": texts}
+        for name, of in under.items():
+            columns |= {f"{name}_{key}": values.tolist() for key, values in of.values(self.k).items()}
+        frame = pd.DataFrame(columns | {name: part.tolist() for name, part in parts.items()})
+        result = SampledEntranceResult(
+            k=self.k,
+            entrance_tokens=self.entrance_tokens,
+            num_samples=self.num_samples,
+            num_forced=self.num_forced,
+            temperature=draw.temperature,
+            model=model,
+            num_problems=len(prompts),
+            num_with_entrance=len({i for i, _ in entrances}),
+            metrics={
+                name: under[name].metrics(self.k)
+                | {"sampled pass@1": curves[name][:, 0].mean().item()}
+                | {f"sampled pass@{self.k}": curves[name][:, 1].mean().item()}
+                for name in NAMES
+            },
+            difference=estimate_of(paired_interval(*(curves[name][:, 1] for name in NAMES))),
+            change={name: estimate_of(interval) for name, interval in change.items()},
+            decisions=by_decision(frame, texts, parts, len(prompts)),
+        )
+        return result, frame
+
+    def _entrances(self, prompts: Sequence[Prompt], found: Mapping[str, "Drawn"]) -> list[tuple[int, Beginning]]:
+        """The index of the problem and the tokens of each, by problem, in the order of their first right sample."""
+        return list(
+            dict.fromkeys(
+                (i, ids[: self.entrance_tokens])
+                for i in range(len(prompts))
+                for drawn in found.values()
+                for ids, is_right in zip(drawn.token_ids[i], drawn.is_right[i].tolist(), strict=True)
+                if is_right
+            )
+        )
+
+    def _masses(
+        self, policy: Policy, begun: Sequence[tuple[Prompt, Beginning]], temperature: float
+    ) -> Float[Tensor, "entrances"]:
+        sequences = pack([prompt for prompt, _ in begun], [beginning for _, beginning in begun])
+        owners, total = sequence_of_each_token(sequences), torch.zeros(len(begun), dtype=torch.float64)
+        for microbatch in microbatches(sequences, [policy], self.tokens_per_microbatch):
+            logprobs = policy(microbatch, temperature=temperature).logprobs
+            total.index_add_(0, owners[microbatch.token_index.cpu()], logprobs.double().cpu())
+        return total.exp()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """Samples behind some beginnings, as many for each."""
+
+    token_ids: list[list[Beginning]]
+    """Whole completions, their beginnings included."""
+    is_right: Tensor
+    """[beginnings, samples]"""
+
+
+@dataclass
+class ForcedSampler:
+    """Draws completions that begin as they are told, with one engine for several models.
+
+    Attributes:
+        engine: started for the architecture of the models.
+        reward: judges whole completions.
+        max_completion_tokens: a completion's length, its beginning included, at which it is cut.
+        temperature: of the samples.
+        seed: of the samples; both models have the same.
+    """
+
+    engine: RolloutEngine
+    reward: Reward
+    max_completion_tokens: int
+    temperature: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        self._loaded: Policy | None = None
+        self._version = 0
+
+    def __call__(self, policy: Policy, begun: Sequence[tuple[Prompt, Beginning]], num_samples: int) -> Drawn:
+        """`num_samples` completions for each prompt and beginning; raises as `check_engine` and `check_error_rate`."""
+        self._load(policy, [prompt for prompt, _ in begun])
+        owners = [pair for pair in begun for _ in range(num_samples)]
+        requests = {
+            index: GenerationRequest(
+                prompt_token_ids=(*prompt.token_ids, *beginning),
+                seed=sample_seed(self.seed, f"behind {beginning}", 0, prompt.id, index % num_samples),
+                max_new_tokens=self.max_completion_tokens - len(beginning),
+                temperature=self.temperature,
+                stop_token_ids=policy.stop_token_ids,
+            )
+            for index, (prompt, beginning) in enumerate(owners)
+            if not self._is_whole(beginning, policy)
+        }
+        completions = self.engine.generate([*requests.values()]) if requests else []
+        check_policy_version(completions, self._version)
+        behind = {index: tuple(one.token_ids) for index, one in zip(requests, completions, strict=True)}
+        token_ids = [(*beginning, *behind.get(index, ())) for index, (_, beginning) in enumerate(owners)]
+        prompts = [prompt for prompt, _ in owners]
+        texts = [self.text(ids) for ids in token_ids]
+        with saying(f"waiting for the reward of {len(texts)} completions; Ctrl-C ends the measurement"):
+            samples = samples_of(self.reward, policy.tokenizer, prompts, token_ids, texts, TrainerState())
+            verdicts = score_samples(self.reward, samples)
+        check_error_rate(verdicts, of="the samples")
+        is_right = torch.tensor([verdict.status == "correct" for verdict in verdicts])
+        starts = range(0, len(owners), num_samples)
+        return Drawn(
+            token_ids=[token_ids[start : start + num_samples] for start in starts],
+            is_right=is_right.view(-1, num_samples),
+        )
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """What the reward reads of these tokens, once a model has been loaded."""
+        assert self._loaded is not None
+        return completion_text(self._loaded.tokenizer, token_ids, self._loaded.stop_token_ids)
+
+    def _is_whole(self, beginning: Beginning, policy: Policy) -> bool:
+        """Whether nothing is left to sample behind it."""
+        is_ended = beginning and beginning[-1] in policy.stop_token_ids
+        return bool(is_ended) or len(beginning) >= self.max_completion_tokens
+
+    def _load(self, policy: Policy, prompts: Sequence[Prompt]) -> None:
+        if self._loaded is policy:
+            return
+        self._version += 1
+        publish(policy.model, self.engine, self._version)
+        check_engine(self.engine, policy, prompts, max_new_tokens=self.max_completion_tokens, version=self._version)
+        self._loaded = policy
