@@ -212,6 +212,8 @@ def test_samples_find_the_exact_entrances(tmp_path):
     for part, value in of_exact["change"].items():
         assert result["change"][part]["low"] <= value <= result["change"][part]["high"], part
     assert "8 problems, 8 solved by either model" in said
+    # The reward reads the puzzle of the data.
+    assert "locks" in start_script("evaluate.py", f"run={tmp_path}", "engine=transformers", "num_samples=2").finish()
 
 
 def test_what_cannot_be_sampled_is_one_line():

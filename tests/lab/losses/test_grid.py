@@ -188,7 +188,14 @@ def test_a_cell_that_is_a_known_algorithm_equals_it_to_the_bit(cell, known, kind
         ("grpo_topk_forward_kl", GridLoss(topology="topk_forward_kl", push_coef=1.0)),
         (
             "grpo_entrance_kl",
-            GridLoss(topology="kl", trigger="always", push_coef=1.0, pull_coef=0.3, first_tokens=1),
+            GridLoss(
+                topology="topk_forward_kl",
+                trigger="always",
+                anchor_size=16,
+                push_coef=1.0,
+                pull_coef=0.15,
+                first_tokens=1,
+            ),
         ),
     ],
 )
