@@ -25,7 +25,7 @@ from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.weight_sync import start_engine
 from apo_lightning.run.choices import typed_overrides
 from apo_lightning.run.evaluated_policy import EvaluatedPolicy, find_evaluated_policy
-from apo_lightning.run.trained import Stage
+from apo_lightning.run.trained import Stage, TrainedRun
 
 
 def cover(cfg: DictConfig) -> CoverageResult | EntranceResult | SampledEntranceResult:
@@ -63,7 +63,8 @@ def _entrances(coverage: EntranceCoverage, evaluated: EvaluatedPolicy, folder: P
             f"run={run.folder} has data {run.data.get('_target_')}, whose right answers cannot be listed: "
             f"coverage={coverage.name} needs a run of data=locks, countdown or divisors"
         )
-    _require_held_out(source, evaluated)
+    if not source.num_validation:
+        raise nothing_held_out(run)
     policy, sha256 = evaluated.load(evaluated.device)
     base = evaluated.load_reference(evaluated.device)
     template, card = evaluated.spec.prompt_template, evaluated.card(sha256, Stage())
@@ -81,11 +82,12 @@ def _sampled_entrances(
     engine.check(evaluated.device)
     engine.check_model(evaluated.spec.load_config(), evaluated.device)
     source: ProblemSource = run.instantiate(run.data, "data")
-    _require_held_out(source, evaluated)
     template, reward = evaluated.spec.prompt_template, run.instantiate(run.reward, "reward", "data")
     data = PromptDataModule(source, evaluated.tokenizer, prompts_per_step=1, seed=0, prompt_template=template)
     data.prepare()
     prompts = [prompt for of_set in data.validation_prompts.values() for prompt in of_set][: coverage.limit]
+    if not prompts:
+        raise nothing_held_out(run)
     check_prompts(reward, prompts)
     with contextlib.closing(engine), contextlib.closing(reward):
         policy, sha256 = evaluated.load(evaluated.device)
@@ -104,11 +106,9 @@ def _sampled_entrances(
     return result
 
 
-def _require_held_out(source: ProblemSource, evaluated: EvaluatedPolicy) -> None:
-    if not source.num_validation and not getattr(source, "validation", None):
-        assert evaluated.run is not None
-        where = evaluated.run.folder
-        raise ConfigError(f"run={where} holds no problems out (data.num_validation is 0): name a run that does")
+def nothing_held_out(run: TrainedRun) -> ConfigError:
+    """The error for a run without held-out problems."""
+    return ConfigError(f"run={run.folder} holds no problems out (data.num_validation is 0): name a run that does")
 
 
 def _write(folder: Path, result: EntranceResult | SampledEntranceResult, entrances: pd.DataFrame, page: str) -> None:

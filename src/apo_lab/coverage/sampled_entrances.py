@@ -101,7 +101,7 @@ class SampledEntranceCoverage:
             )
             for name in NAMES
         }
-        change, parts = sampled_change(*under.values(), self.k, self.num_forced)
+        change, parts = sampled_change(under["base"], under["policy"], self.k, self.num_forced)
         num = torch.full((len(prompts),), self.num_samples)
         curves = {name: pass_at_k_curve(num, one.is_right.sum(1), [1, self.k]) for name, one in found.items()}
         texts = [draw.text(beginning) for _, beginning in entrances]
@@ -124,7 +124,7 @@ class SampledEntranceCoverage:
                 | {f"sampled pass@{self.k}": curves[name][:, 1].mean().item()}
                 for name in NAMES
             },
-            difference=estimate_of(paired_interval(*(curves[name][:, 1] for name in NAMES))),
+            difference=estimate_of(paired_interval(curves["base"][:, 1], curves["policy"][:, 1])),
             change={name: estimate_of(interval) for name, interval in change.items()},
             decisions=by_decision(frame, texts, parts, len(prompts)),
         )

@@ -50,8 +50,8 @@ def sampled_change(
     """
     generator = torch.Generator().manual_seed(seed)
     change = change_of_pass_at_k(before, after, k).signed()
-    drawn = [_resampled(entrances, num_forced, generator) for entrances in (before, after)]
-    again = change_of_pass_at_k(*drawn, k).signed()
+    of_before, of_after = (_resampled(entrances, num_forced, generator) for entrances in (before, after))
+    again = change_of_pass_at_k(of_before, of_after, k).signed()
     parts = {
         name: 2 * part - again[name].view(NUM_RESAMPLES, -1).mean(0) for name, part in change.items()
     }  # the sum of the means is the mean of the sums, so the parts still add up
