@@ -25,7 +25,8 @@ class MaxRL:
     these groups have A = 0 costs one order.
 
     Source: Tajwar et al. 2026 (arXiv 2602.02710); the formula from their code (`p_normalization`) and SkyRL's
-    (`maxrl`), which agree. The paper itself was not read; the expectation is ours.
+    (`maxrl`), whose values are ours to the bit; prime-rl's (`max_rl`) has no 1e-6. The paper itself was not read; the
+    expectation is ours.
 
     Departure: a reward other than 0 and 1 is refused.
 
