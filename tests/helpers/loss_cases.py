@@ -75,7 +75,7 @@ class Case:
                 importance_weight=math.exp(self.old_logprobs[t].item() - rollout[t].item()),
                 mark=columns.get("marks", 0.0),
                 proxy_logprob=columns.get("proxy_logprobs", -math.inf),
-                sequence_value=columns.get("completion_mean", columns.get("entropy_rank", 0.0)),
+                sequence_value=columns.get("completion_mean", columns.get("entropy_rank", columns.get("place", 0.0))),
             )
 
     def inputs(self, needs, logits, logprobs=None) -> LossInputs:

@@ -100,7 +100,7 @@ def _why_no_figure(node: DictConfig) -> str | None:
         return "It reads ranks within a completion, and on the bandit a completion is one token."
     if needs.columns:
         return "It marks tokens of a whole mini-batch, and the bandit has one."
-    if needs.completions:
+    if needs.completions and not needs.reference:
         return "On the first mini-batch of a rollout, and so on the bandit, its gradient is GRPO's in this aggregation."
     if needs_of(instantiate(node.advantage)).history:
         return "It reads what earlier steps saw of a prompt, which the bandit does not keep."

@@ -1,5 +1,6 @@
 """The mechanism grid: where a loss acts, what holds the policy to the reference there, and at which tokens."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -56,7 +57,8 @@ class GridLoss(AnchoredAPO):
         topology: a key of `TOPOLOGIES`, which names the settings that it reads; the others must keep their defaults.
         scale: a. `unit`: 1. `abs_advantage`: |A|.
         tail: `drop` leaves out the second term of a top-K divergence, which then is none.
-        first_tokens: D only at so many tokens of each completion, its entrance; None: at all.
+        first_tokens: D only at so many tokens of each completion, its entrance, for one more forward of the head; None:
+            at all.
 
     Raises:
         ConfigError: a value outside its range, or a setting that the topology does not read.
@@ -98,7 +100,12 @@ class GridLoss(AnchoredAPO):
             return base
         held = "all" if self.trigger == "always" and self.topology != "ratio" else TRIGGERS[self.trigger]
         reads = Needs(full_kl=True) if self.topology == "kl" else super().needs
-        return base | replace(reads, reference_on=held, gradient_on=held)
+        return base | replace(reads, reference_on=held, gradient_on=held, completions=self.first_tokens is not None)
+
+    def completion_columns(self, inputs: LossInputs) -> Mapping[str, Float[Tensor, "tokens"]]:
+        """`place`: the index of each token in its completion, where D acts at first tokens alone."""
+        columns = super().completion_columns(inputs)
+        return columns if self.first_tokens is None else {**columns, "place": places(inputs.sequence_ids).double()}
 
     def triggered(
         self, advantages: Float[Tensor, "tokens"], is_correct: Bool[Tensor, "tokens"]
@@ -118,7 +125,7 @@ class GridLoss(AnchoredAPO):
         if not self.needs.reference:
             return output
         if self.first_tokens is not None:
-            triggered = triggered & (places(inputs.sequence_ids) < self.first_tokens)
+            triggered = triggered & (inputs.columns["place"] < self.first_tokens)
         divergence, metrics = self._divergence(inputs, triggered)
         divergence = torch.where(triggered, divergence, 0.0)  # off M the reference's row holds a placeholder
         penalty = self.pull_coef * divergence * (1 if self.scale == "unit" else inputs.advantages.abs())

@@ -122,8 +122,9 @@ def test_values_and_gradients_are_finite_and_metrics_constant_and_of_each_token(
     assert (values.shape, gradient.shape) == ((0,), (0, 12))
 
 
-WIDER = ("exact_kl_everywhere", "topk_kl_without_its_tail", "ungated_always")
-"""Their divergence is scaled by |A|: it is logged on tokens of A = 0, and has no gradient there."""
+WIDER = ("exact_kl_everywhere", "topk_kl_without_its_tail", "ungated_always", "grpo_entrance_kl")
+"""Their divergence is scaled by |A|: it is logged on tokens of A = 0, and has no gradient there. The last one acts at
+first tokens alone, of which `make_case` has none with A = 0."""
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -83,7 +83,7 @@ def loss_and_gradient(settings: Mapping[str, Any], token: Token) -> tuple[float,
             r_anchor, danchor = anchor(settings, token, logp, p)
             if topology == "ratio":
                 pulled = -coef if a < 0 else coef
-            elif coef:
+            elif coef and token.sequence_value < (settings.get("first_tokens") or math.inf):
                 scale = coef * (abs(a) if settings["scale"] == "abs_advantage" else 1.0)
                 scale *= token.importance_weight if topology == "support_ratio_aux" else 1.0
                 value, slope = grid_divergence(settings, token, logp, p, dlogp_y)

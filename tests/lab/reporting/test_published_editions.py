@@ -93,7 +93,9 @@ def test_the_published_page_is_that_of_its_tables(folder):
         assert (folder / "report" / figure).is_file()
 
 
-@pytest.mark.parametrize("name", ["full", "longer", "cliff", "countdown_rates", "branches", "recipe", "sizes", "language"])
+@pytest.mark.parametrize(
+    "name", ["full", "longer", "cliff", "countdown_rates", "branches", "recipe", "sizes", "language"]
+)
 def test_the_page_has_the_registrations(name):
     """A change of protocol, decision code or tasks needs a new registration: no row made before it is used then."""
     assert f"| `{name}` | `{registered(name)}` |" in PAGE
