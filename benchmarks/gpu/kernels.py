@@ -34,7 +34,7 @@ LARGEST_ERROR = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Of outputs and gradients, relative to the largest: sums in another order; three roundings to eight bits."""
 NUM_LAYOUTS = 12
 LONGEST = {"cuda": 600, "cpu": 60}
-MOST_GRAPHS = 16
+MOST_GRAPHS = 12
 HEAD_CASE = {"cuda": Case(2048, 1024, 32768, 8), "cpu": Case(64, 48, 4096, 4)}
 TOKENS = {"cuda": (16, 1000, 4096, 8200, 5000), "cpu": (16, 48, 200, 520, 328)}
 

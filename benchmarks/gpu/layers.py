@@ -65,9 +65,7 @@ def model_rows(name: str, model: str, dtype: torch.dtype, device: torch.device) 
     counts = [graphs_so_far()]
     error, eager_error = worst(gradients(compiled, microbatch), exact), worst(gradients(eager, microbatch), exact)
     said = f"{error:.1e} (eager {eager_error:.1e})"
-    # Rounding alone takes eager layers with biases beyond the bar of a single kernel.
-    bar = max(LARGEST_ERROR[dtype], 1.25 * eager_error)
-    yield judged(f"{name}: largest error of a gradient", error, said, at_most=bar, eager=eager_error)
+    yield judged(f"{name}: largest error of a gradient", error, said, at_most=LARGEST_ERROR[dtype], eager=eager_error)
     for _ in range(NUM_LAYOUTS):
         another = microbatch_of(draw, longest, device)
         gradients(compiled, another)

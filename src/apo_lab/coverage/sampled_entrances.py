@@ -36,8 +36,8 @@ class SampledEntranceCoverage:
 
     An *entrance* is the first `entrance_tokens` tokens of a right completion, among `num_samples` of each model. Its
     probability p(e) is exact; its skill q(e) is the share of right ones among `num_forced` samples behind it, of each
-    model. Entrances that no sample took and passed are not seen: then Σ p(e)·q(e) is below the pass@1 of the samples,
-    which stands beside it.
+    model. Entrances without a right sample are missed, and Σ p(e)·q(e) is then below pass@1. The record has the pass@1
+    of the free samples too, so that the two can be compared.
 
     Source: "Locked at the Entrance", arXiv 2608.29188, for forced prefixes. Departures: masses are exact, and the loss
     is divided between entrance and skill (`change_of_pass_at_k`, `sampled_change`).
