@@ -7,6 +7,7 @@ Prints Markdown. Takes a few minutes on two cores.
 """
 
 import argparse
+import importlib
 import json
 import math
 import random
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from apo_lightning.rewards import MathVerifyReward
 from benchmarks.accuracy.answer_rewrites import Rewrite, rewrites
@@ -85,11 +87,10 @@ def sample_per_kind(made: Sequence[Rewrite], size: int) -> set[int]:
 
 def plain(rewrite: Rewrite) -> bool:
     """Math-verify as trainers commonly call it: the gold answer in a box, the completion as it is, in one process."""
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
-
-    gold = parse(rf"\boxed{{{rewrite.gold}}}", [LatexExtractionConfig()])
-    answer = parse(rewrite.completion, [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()])
-    return bool(verify(gold, answer))
+    other: Any = importlib.import_module("math_verify")  # no dependency of the project
+    latex, box = other.LatexExtractionConfig(), other.LatexExtractionConfig(boxed_match_priority=0)
+    gold = other.parse(rf"\boxed{{{rewrite.gold}}}", [latex])
+    return bool(other.verify(gold, other.parse(rewrite.completion, [box, other.ExprExtractionConfig()])))
 
 
 def measure(made: Sequence[Rewrite], reward: MathVerifyReward, *, with_plain: bool) -> list[Speed]:
