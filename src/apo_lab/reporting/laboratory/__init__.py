@@ -5,9 +5,10 @@ from pathlib import Path
 from apo_lab.editions.protocol import Protocol
 from apo_lab.reporting.laboratory.comparisons import answered
 from apo_lab.reporting.laboratory.figures import laboratory_figures
-from apo_lab.reporting.laboratory.levels import level_tables
+from apo_lab.reporting.laboratory.levels import groups, level_tables
 from apo_lab.reporting.laboratory.lost import lost_tables
 from apo_lab.reporting.laboratory.reading import read_edition
+from apo_lab.reporting.laboratory.shortfall import shortfall_table
 from apo_lab.reporting.laboratory.tables import (
     LONG,
     arms_table,
@@ -38,7 +39,7 @@ def laboratory_report(tables: Path, protocol: Protocol, *, date: str, registrati
     for stage in stages:
         made.append(long_table(edition) if stage.name == LONG else arms_table(edition, stage))
         made.append(verdicts_table(stage, questions))
-    made += [*level_tables(edition), *lost_tables(edition)]
+    made += [*level_tables(edition), shortfall_table(groups(edition)), *lost_tables(edition)]
     made += [tuning_table(edition), prediction_table(edition, questions)]
     return Report(
         title=f"The laboratory, edition {Path(protocol.name).stem}",

@@ -32,6 +32,8 @@ SPACING = 0.0025
 WIDEST_GAP = 0.03
 """Of pass@1 between the evaluation points around a level, median over runs. Inside a wider one a value is that of a
 straight line, and its spread between runs is too small."""
+GRPO = "grpo"
+"""The arm that all others are compared with, in stages that have it."""
 LOCKS = "locks"
 """The family of worlds that have a best single strategy."""
 Levels = Float[NDArray[np.float64], "levels"]
@@ -59,9 +61,10 @@ class Group:
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """(before, after): the first arm and each other one, then each arm and its average."""
+        """(before, after): GRPO, else the first arm, and each other one, then each arm and its average."""
         averaged = [(name, name + AVERAGED) for name in self.trained if name + AVERAGED in self.arms]
-        return [*((self.trained[0], name) for name in self.trained[1:]), *averaged]
+        first = GRPO if GRPO in self.trained else self.trained[0]
+        return [*((first, name) for name in self.trained if name != first), *averaged]
 
     @cached_property
     def grid(self) -> Levels:

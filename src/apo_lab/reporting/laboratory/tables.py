@@ -9,7 +9,7 @@ import pandas as pd
 
 from apo_lab.editions.protocol import AVERAGED, Stage, method_of
 from apo_lab.editions.tuning import chosen, configurations
-from apo_lab.reporting.laboratory.comparisons import Answered, Comparison, prediction_outcome
+from apo_lab.reporting.laboratory.comparisons import DECIDED, Answered, Comparison, prediction_outcome
 from apo_lab.reporting.laboratory.reading import KS, MAIN, ArmRuns, Edition, Frame
 from apo_lab.reporting.names import BASE, METHODS
 from apo_lab.reporting.records import Cell, Column, Table, TableRow, bare, left, right, row_of
@@ -216,7 +216,7 @@ def _verdict_row(comparison: Comparison, section: str) -> TableRow:
         points_cell(estimate_of(contrast.difference)) if contrast else EMPTY,
         p_cell(contrast.p_value) if contrast else EMPTY,
         p_cell(verdict.adjusted_p_value) if verdict else EMPTY,
-        Cell(comparison.outcome, bold=verdict is not None and comparison.outcome != "undecided"),
+        Cell(comparison.outcome, bold=comparison.outcome in DECIDED),
         points_cell(estimate_of(last.difference)) if last else EMPTY,
         section=section,
     )
