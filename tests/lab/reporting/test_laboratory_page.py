@@ -218,7 +218,11 @@ def test_a_question_at_one_level_leaves_out_the_runs_that_do_not_reach_it_and_ne
         table = with_passage.copy()
         table.loc[is_dropped, "passage"] = None
         spoiled(tables, tmp_path / folder, lambda _: table)
-        (comparison,) = answered(read_edition(tmp_path / folder, asks, OURS))[0].comparisons
+        edition = read_edition(tmp_path / folder, asks, OURS)
+        (comparison,) = answered(edition)[0].comparisons
+        table = verdicts_table(next(stage for stage in asks.stages if stage.name == "main"), answered(edition))
+        (cell,) = [row.cells[4] for row in table.rows if row.section.startswith("best")]
+        assert (cell.text, cell.bold) == (comparison.outcome, comparison.outcome == "higher")
         return comparison
 
     assert verdict(3, "all").outcome == "higher"

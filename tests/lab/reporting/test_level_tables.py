@@ -9,6 +9,7 @@ from apo_lab.editions.protocol import Stage, load_protocol
 from apo_lab.reporting.laboratory.figures import worlds_figure
 from apo_lab.reporting.laboratory.levels import Group, differences_table, groups, means_table, worlds_table
 from apo_lab.reporting.laboratory.reading import ArmRuns, Edition
+from apo_lab.reporting.laboratory.shortfall import shortfall_table
 from apo_lab.reporting.style import styles_of
 from composing import ROOT
 
@@ -97,6 +98,17 @@ def test_a_difference_has_a_band_and_each_world_its_own_with_the_runs_of_both(gr
     # World `two` falls between 17.5 and 20 %, world `one` between 27.5 and 30 %; then the difference is 0.4 in both.
     assert above == "17.8 to 34.8 (+40.3 at 30.0)"
     assert below == "–"
+
+
+def test_every_arm_is_compared_with_grpo_where_it_is_not_the_first_too(group):
+    other = replace(group, arms={name: group.arms[name] for name in ("apo", "grpo")})
+    assert other.pairs == group.pairs == [("grpo", "apo")]
+
+
+def test_the_distance_below_the_highest_is_told_up_to_the_level_that_all_runs_of_an_arm_reach(group):
+    rows = [[cell.text + cell.mark for cell in row.cells] for row in shortfall_table([group]).rows]
+    # At 0.1975 GRPO has fallen by 0.9·0.4 in world `two` alone; from 0.20 on, one run of APO is missing.
+    assert rows == [["GRPO", "18.0 at 19.8 (APO)", "18.0"], ["APO", "0.0†", "–"]]
 
 
 def test_the_figure_has_a_panel_a_world(group):
