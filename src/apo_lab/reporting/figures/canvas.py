@@ -25,6 +25,7 @@ from apo_lightning.common.files import write_atomically
 from apo_lightning.evaluation.records import Estimate
 
 PNG_DOTS_PER_INCH = 300
+DOTTED = (1.0, 1.3)
 ROW_INCHES = 0.14
 """Height of a row of a legend."""
 # Without these a file would name the day and the version of matplotlib, and differ where the picture does not.
@@ -103,6 +104,25 @@ def draw_band(axes: Axes, x: ArrayLike, y: Float[np.ndarray, "3 points"], style:
     axes.plot(x, middle, **{**style.marked_line, "markersize": 3.5, "zorder": 3 + style.rank, **line})
 
 
+def draw_mean(
+    axes: Axes,
+    levels: Float[np.ndarray, "levels"],
+    curves: Float[np.ndarray, "levels runs"],
+    *,
+    marker: str = "",
+    **line: Any,
+) -> None:
+    """The mean over runs: solid up to the last level that all runs reach, which has the marker, then dotted."""
+    counts, is_whole = np.isfinite(curves).sum(1), np.isfinite(curves).all(1)
+    mean = np.where(counts > 0, np.nansum(curves, axis=1) / np.maximum(counts, 1), np.nan)
+    axes.plot(levels, np.where(is_whole, mean, np.nan), linestyle="-", **line)
+    last = int(is_whole.sum()) - 1
+    axes.plot(levels[max(last, 0) :], mean[max(last, 0) :], linestyle=(0, DOTTED), **line | {"label": None})
+    if last >= 0 and marker:
+        look = {"markersize": 4, "zorder": 30 + line["zorder"]}
+        axes.plot(levels[last], mean[last], marker, color=line["color"], **look)
+
+
 def filled_and_hollow() -> list[Line2D]:
     """Legend entries: filled markers were measured here, hollow ones were published."""
     shared = {"linestyle": "none", "marker": "o", "markersize": 5, "markeredgecolor": QUIET}
@@ -110,10 +130,10 @@ def filled_and_hollow() -> list[Line2D]:
     return [Line2D([], [], markerfacecolor=fill, label=label, **shared) for label, fill in fills]
 
 
-def ticks_in_per_cent(*axes: Axis) -> None:
-    """An axis of shares has its ticks in per cent."""
+def ticks_in_per_cent(*axes: Axis, unit: str = "%") -> None:
+    """An axis of shares has its ticks in per cent; one of differences in points, without the sign (unit "")."""
     for axis in axes:
-        axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))
+        axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g}{unit}"))
 
 
 def method_legend(figure: Figure, styles: Mapping[str, Style], seen: Iterable[str], *, most_columns: int = 6) -> None:

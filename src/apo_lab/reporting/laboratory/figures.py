@@ -10,14 +10,21 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from apo_lab.editions.protocol import AVERAGED, OF_ENTRANCES, Question, World, method_of
-from apo_lab.reporting.figures.canvas import NamedFigure, method_legend, panels, styled, ticks_in_per_cent
+from apo_lab.reporting.figures.canvas import (
+    DOTTED,
+    NamedFigure,
+    draw_mean,
+    method_legend,
+    panels,
+    styled,
+    ticks_in_per_cent,
+)
 from apo_lab.reporting.laboratory.levels import EVERY, EXPLORED, LOCKS, Group, best_single_strategy, groups
 from apo_lab.reporting.laboratory.lost import lost_figures
 from apo_lab.reporting.laboratory.reading import ArmRuns, Edition, arm_name
 from apo_lab.reporting.names import BASE
 from apo_lab.reporting.style import QUIET, Style, styles_of
 
-DOTTED = (1.0, 1.3)
 NEWEST, OTHERS = {"linewidth": 1.8, "zorder": 18}, {"linewidth": 0.8, "alpha": 0.6}
 """Looks of the arm that a panel is about, and of those that it is compared with."""
 Styles = Mapping[str, Style]
@@ -54,7 +61,9 @@ def worlds_figure(group: Group, worlds: Mapping[str, World], styles: Styles) -> 
         for name in group.trained:
             curves = group.curves(name, levels).get(world)
             if curves is not None:
-                _draw_mean(axes, levels, curves, styles[arm_name(name)])
+                style = styles[arm_name(name)]
+                look = {"color": style.color, "linewidth": 1.2, "zorder": 2 + style.rank}
+                draw_mean(axes, levels, curves, marker=style.marker, **look)
         axes.set_title(world)
         axes.set_xlabel("pass@1")
         ticks_in_per_cent(axes.xaxis, axes.yaxis)
@@ -119,18 +128,6 @@ def _draw_path(axes: Axes, arm: ArmRuns, style: Style, look: Mapping[str, float]
     if arm.name == method_of(arm.name):  # an average's path ends at the last policy, which has its marker
         end, front = arm.path.iloc[-1], 20 + look.get("zorder", style.rank)
         axes.plot(end["pass@1"], end["pass@64"], style.marker, color=style.color, zorder=front)
-
-
-def _draw_mean(axes: Axes, levels: np.ndarray, curves: np.ndarray, style: Style) -> None:
-    """A solid line while all runs reach the level, then a dotted one."""
-    counts, is_whole = np.isfinite(curves).sum(1), np.isfinite(curves).all(1)
-    mean = np.where(counts > 0, np.nansum(curves, axis=1) / np.maximum(counts, 1), np.nan)
-    order = {"color": style.color, "linewidth": 1.2, "zorder": 2 + style.rank}
-    axes.plot(levels, np.where(is_whole, mean, np.nan), linestyle="-", **order)
-    last = int(is_whole.sum()) - 1
-    axes.plot(levels[max(last, 0) :], mean[max(last, 0) :], linestyle=(0, DOTTED), **order)
-    if last >= 0:
-        axes.plot(levels[last], mean[last], style.marker, color=style.color, markersize=4, zorder=30 + style.rank)
 
 
 def _styles(edition: Edition) -> Styles:

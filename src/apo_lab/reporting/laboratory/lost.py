@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from apo_lab.editions.protocol import AVERAGED, AVERAGED_PARTS, averages_of
-from apo_lab.reporting.figures.canvas import NamedFigure, panels, styled, ticks_in_per_cent
+from apo_lab.reporting.figures.canvas import NamedFigure, draw_mean, panels, styled, ticks_in_per_cent
 from apo_lab.reporting.laboratory.levels import EVERY, Group, groups
 from apo_lab.reporting.laboratory.reading import ArmRuns, Edition, Frame
 from apo_lab.reporting.records import Cell, Table, TableRow, left, right, row_of
@@ -72,7 +72,7 @@ def lost_figures(edition: Edition) -> Iterator[NamedFigure]:
             f"lab_lost_{group.name}",
             f"Where pass@64 is lost along training ({group.name})",
             "Change of pass@64 from the base model where pass@1 first reaches a level, as the sum of four parts: means "
-            "over the runs, as far as half of them get. Upright line: L*.",
+            "over the runs that reach it, as far as half of them do; dotted where one does not. Upright line: L*.",
             parts_figure({name: by_name[name] for name in averaged or group.trained[:2]}, group),
         )
         if averaged:
@@ -94,10 +94,12 @@ def parts_figure(arms: Mapping[str, ArmRuns], group: Group) -> Figure:
         for name, color in PARTS_OF_CHANGE.items():
             curves = np.stack([_along(points, name, levels) for _, points in arm.by_run()], axis=1)
             is_common = np.isfinite(curves).mean(1) >= 0.5
-            axes.plot(levels[is_common], np.nanmean(curves[is_common], axis=1), color=color, label=name)
+            draw_mean(axes, levels[is_common], curves[is_common], color=color, label=name)
         axes.axhline(0, color=QUIET, linewidth=0.6, zorder=1)
         axes.set_title(arm.label)
-    return _framed(figure, grid, group.level, "change of pass@64", len(PARTS_OF_CHANGE))
+    framed = _framed(figure, grid, group.level, "change of pass@64 [points]", len(PARTS_OF_CHANGE))
+    ticks_in_per_cent(*(axes.yaxis for axes in grid), unit="")
+    return framed
 
 
 @styled
