@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator

@@ -147,11 +147,13 @@ def _cell(values: Values, scale: float) -> Cell:
 
 
 def _framed(figure: Figure, grid: Sequence[Axes], level: float, what: str, most_columns: int) -> Figure:
-    """The panels with one scale of `what` over pass@1, the line of L* and one legend."""
-    low, high = min(axes.get_ylim()[0] for axes in grid), max(axes.get_ylim()[1] for axes in grid)
+    """The panels with the same scales of `what` and pass@1, the line of L* and one legend."""
+    left_ends, right_ends = zip(*(axes.get_xlim() for axes in grid), strict=True)
+    low_ends, high_ends = zip(*(axes.get_ylim() for axes in grid), strict=True)
     for axes in grid:
         axes.axvline(level, color=QUIET, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
-        axes.set_ylim(low, high)
+        axes.set_xlim(min(left_ends), max(right_ends))
+        axes.set_ylim(min(low_ends), max(high_ends))
         axes.set_xlabel("pass@1")
         ticks_in_per_cent(axes.xaxis, axes.yaxis)
     grid[0].set_ylabel(what)
