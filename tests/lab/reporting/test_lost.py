@@ -1,14 +1,17 @@
 """Where pass@64 is lost, from simulated tables in which GRPO locks what APO forgets: table, figures, verdicts."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from apo_lab.editions.protocol import load_protocol
 from apo_lab.reporting.laboratory.comparisons import answered, prediction_outcome
 from apo_lab.reporting.laboratory.figures import laboratory_figures
-from apo_lab.reporting.laboratory.lost import PART_NAMES, lost_tables
+from apo_lab.reporting.laboratory.layers import PARTS, layers_tables
+from apo_lab.reporting.laboratory.lost import lost_tables
 from apo_lab.reporting.laboratory.reading import read_edition
-from lab_tables import write_tables
+from lab_tables import POINTS, write_tables
 
 BRANCHES = """
 margin: 0.02
@@ -83,4 +86,24 @@ def test_there_is_a_figure_of_the_parts_and_one_of_the_layers(edition):
     assert {"lab_lost_locks", "lab_layers_locks"} <= set(figures)
     assert not {"lab_locked", "lab_entered", "lab_layers"} & set(figures)
     lines = figures["lab_layers_locks"].figure.axes[0].get_lines()
-    assert [*PART_NAMES.values()] == [line.get_label() for line in lines if line.get_label() in PART_NAMES.values()]
+    names = [name for name, _ in PARTS.values()]
+    assert names == [line.get_label() for line in lines if line.get_label() in names]
+
+
+def test_a_part_is_compared_with_the_average_of_all_weights_at_its_own_pass1(edition, monkeypatch):
+    weight = 1 - 6 / (POINTS - 1)
+    monkeypatch.setattr("apo_lab.reporting.laboratory.layers.SHOWN_WEIGHTS", (weight, 1.0))
+    curves = edition.curves.copy()
+    is_middle = curves.method == "grpo+average_middle"
+    curves.loc[is_middle, "pass@64"] -= 0.01  # simulated parts lie on the path of averages of all weights
+    (table,) = layers_tables(replace(edition, curves=curves))
+    parts = [name for name, _ in PARTS.values()][1:]
+    shown = [f"{weight:g}", "1"]
+    rows = {(row.cells[0].text, row.cells[1].text): row.cells for row in table.rows}
+    assert [*rows][1:] == [(part, each) for part in parts for each in shown]
+    at_weight = curves[is_middle & np.isclose(curves.base_weight, weight)]
+    assert len(at_weight) == 6
+    cells = rows["middle third", shown[0]]
+    assert cells[2].value == pytest.approx(100 * at_weight["pass@1"].mean())
+    assert cells[-1].value == pytest.approx(-1, abs=0.1)
+    assert rows["last third", shown[0]][-1].value == pytest.approx(0, abs=0.1)

@@ -117,7 +117,7 @@ def draw_mean(
     mean = np.where(counts > 0, np.nansum(curves, axis=1) / np.maximum(counts, 1), np.nan)
     axes.plot(levels, np.where(is_whole, mean, np.nan), linestyle="-", **line)
     last = int(is_whole.sum()) - 1
-    axes.plot(levels[max(last, 0) :], mean[max(last, 0) :], linestyle=(0, DOTTED), **line | {"label": None})
+    axes.plot(levels[max(last, 0) :], mean[max(last, 0) :], linestyle=(0, DOTTED), **{**line, "label": ""})
     if last >= 0 and marker:
         look = {"markersize": 4, "zorder": 30 + line["zorder"]}
         axes.plot(levels[last], mean[last], marker, color=line["color"], **look)

@@ -5,6 +5,7 @@ from pathlib import Path
 from apo_lab.editions.protocol import Protocol
 from apo_lab.reporting.laboratory.comparisons import answered
 from apo_lab.reporting.laboratory.figures import laboratory_figures
+from apo_lab.reporting.laboratory.layers import layers_tables
 from apo_lab.reporting.laboratory.levels import groups, level_tables
 from apo_lab.reporting.laboratory.lost import lost_tables
 from apo_lab.reporting.laboratory.reading import read_edition
@@ -40,7 +41,7 @@ def laboratory_report(tables: Path, protocol: Protocol, *, date: str, registrati
         made.append(long_table(edition) if stage.name == LONG else arms_table(edition, stage))
         made.append(verdicts_table(stage, questions))
     made += [*level_tables(edition), shortfall_table(groups(edition)), *lost_tables(edition)]
-    made += [tuning_table(edition), prediction_table(edition, questions)]
+    made += [*layers_tables(edition), tuning_table(edition), prediction_table(edition, questions)]
     return Report(
         title=f"The laboratory, edition {Path(protocol.name).stem}",
         date=date,

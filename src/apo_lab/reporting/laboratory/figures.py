@@ -18,6 +18,7 @@ from apo_lab.reporting.figures.canvas import (
     styled,
     ticks_in_per_cent,
 )
+from apo_lab.reporting.laboratory.layers import layers_figures
 from apo_lab.reporting.laboratory.levels import EVERY, EXPLORED, LOCKS, Group, best_single_strategy, groups
 from apo_lab.reporting.laboratory.lost import lost_figures
 from apo_lab.reporting.laboratory.reading import ArmRuns, Edition, arm_name
@@ -34,7 +35,8 @@ def laboratory_figures(edition: Edition) -> list[NamedFigure]:
     styles = _styles(edition)
     by_level = [_of_group(group, edition.protocol.worlds, styles) for group in groups(edition)]
     of_questions = [_of_question(edition, question, styles) for question in edition.protocol.questions]
-    return [*by_level, *lost_figures(edition), *(figure for figure in of_questions if figure)]
+    lost = [*lost_figures(edition), *layers_figures(edition)]
+    return [*by_level, *lost, *(figure for figure in of_questions if figure)]
 
 
 def _of_group(group: Group, worlds: Mapping[str, World], styles: Styles) -> NamedFigure:

@@ -1,4 +1,4 @@
-"""Where pass@64 is lost at equal pass@1: entrances or skills, method by method, and in which layers."""
+"""Where pass@64 is lost at equal pass@1: entrances or skills, method by method."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -20,14 +20,6 @@ from apo_lab.statistics.levels import at_levels
 PARTS_OF_CHANGE = {"locked": "#c8401f", "forgotten": "#0b4f9e", "opened": "#e69f00", "learnt": "#0a8f6a"}
 """The columns of the change of pass@64, with the colours of their lines."""
 METRICS = ("pass@64", *PARTS_OF_CHANGE, "entered@64", "forced_pass@1")
-PART_COLORS: Mapping[str, str] = dict(
-    zip(("all", *AVERAGED_PARTS), ("#1f2328", "#0a8f6a", "#e69f00", "#c8401f", "#5b3a8c"), strict=True)
-)
-PART_NAMES = {
-    "all": "all weights",
-    **{part: f"{part} third" for part in ("first", "middle", "last")},
-    "outside": "embeddings, head",
-}
 Values = Float[NDArray[np.float64], "_"]
 
 
@@ -42,7 +34,7 @@ def lost_table(edition: Edition, group: Group) -> Table:
     for arm in _arms(edition, group):
         reached = {name: _at_level(arm, name, group.level) for name in METRICS}
         count = f"{np.isfinite(reached['pass@64']).sum()} of {arm.num_planned}"
-        cells = [_cell(values, 1.0 if name == "entered@64" else PER_CENT) for name, values in reached.items()]
+        cells = [mean_cell(values, 1.0 if name == "entered@64" else PER_CENT) for name, values in reached.items()]
         section = "Averages of the last policy with the base model" if AVERAGED in arm.name else "Training"
         rows.append(row_of(arm.label, count, *cells, section=section))
     return Table(
@@ -64,7 +56,7 @@ def lost_table(edition: Edition, group: Group) -> Table:
 
 
 def lost_figures(edition: Edition) -> Iterator[NamedFigure]:
-    """For each group of worlds: the parts of the change along training, and the averages of parts of the model."""
+    """For each group of worlds: the parts of the change along training."""
     for group in (group for group in groups(edition) if _is_measured(group)):
         by_name = {arm.name: arm for arm in _arms(edition, group)}
         averaged = [name for name in group.trained if f"{name}{AVERAGED}_{AVERAGED_PARTS[0]}" in by_name]
@@ -75,14 +67,6 @@ def lost_figures(edition: Edition) -> Iterator[NamedFigure]:
             "over the runs that reach it, as far as half of them do; dotted where one does not. Upright line: L*.",
             parts_figure({name: by_name[name] for name in averaged or group.trained[:2]}, group),
         )
-        if averaged:
-            yield NamedFigure(
-                f"lab_layers_{group.name}",
-                f"Averages of a part of the model with its base ({group.name})",
-                "Lines go from the last policy (marker) to the base model's weights in that part. Grey: training, "
-                "from the base model (cross). Means over runs; upright line: L*.",
-                layers_figure(dict.fromkeys(averaged, by_name), group),
-            )
 
 
 @styled
@@ -92,30 +76,14 @@ def parts_figure(arms: Mapping[str, ArmRuns], group: Group) -> Figure:
     levels = group.grid[::EVERY]
     for axes, arm in zip(grid, arms.values(), strict=True):
         for name, color in PARTS_OF_CHANGE.items():
-            curves = np.stack([_along(points, name, levels) for _, points in arm.by_run()], axis=1)
+            curves = np.stack([along(points, name, levels) for _, points in arm.by_run()], axis=1)
             is_common = np.isfinite(curves).mean(1) >= 0.5
             draw_mean(axes, levels[is_common], curves[is_common], color=color, label=name)
         axes.axhline(0, color=QUIET, linewidth=0.6, zorder=1)
         axes.set_title(arm.label)
-    framed = _framed(figure, grid, group.level, "change of pass@64 [points]", len(PARTS_OF_CHANGE))
+    framed(figure, grid, group.level, "change of pass@64 [points]", len(PARTS_OF_CHANGE))
     ticks_in_per_cent(*(axes.yaxis for axes in grid), unit="")
-    return framed
-
-
-@styled
-def layers_figure(arms: Mapping[str, Mapping[str, ArmRuns]], group: Group) -> Figure:
-    """A panel a method: its path of training, and the paths of averages of its last policy, part by part."""
-    figure, grid = panels(len(arms), height=2.6, most_columns=2)
-    for axes, (name, by_name) in zip(grid, arms.items(), strict=True):
-        trained = by_name[name].path
-        axes.plot(trained["pass@1"], trained["pass@64"], color=QUIET, linewidth=1.0, label="training")
-        for part, average in zip(PART_NAMES, averages_of(name, AVERAGED_PARTS), strict=True):
-            path = by_name[average].path
-            axes.plot(path["pass@1"], path["pass@64"], color=PART_COLORS[part], marker=".", label=PART_NAMES[part])
-        for point, marker in ((trained.iloc[0], "X"), (trained.iloc[-1], "s")):
-            axes.plot(point["pass@1"], point["pass@64"], marker, color=QUIET, zorder=40)
-        axes.set_title(by_name[name].label)
-    return _framed(figure, grid, group.level, "pass@64", 3)
+    return figure
 
 
 def _is_measured(group: Group) -> bool:
@@ -130,15 +98,17 @@ def _arms(edition: Edition, group: Group) -> list[ArmRuns]:
 
 
 def _at_level(arm: ArmRuns, metric: str, level: float) -> Values:
-    return np.array([_along(points, metric, np.array([level]))[0] for _, points in arm.by_run()])
+    return np.array([along(points, metric, np.array([level]))[0] for _, points in arm.by_run()])
 
 
-def _along(points: Frame, metric: str, levels: Values) -> Values:
+def along(points: Frame, metric: str, levels: Values) -> Values:
+    """A metric of one run at the first passage of each level; see `at_levels`."""
     ones, values = (points[name].to_numpy(float) for name in ("pass@1", metric))
     return at_levels(ones, values, levels)
 
 
-def _cell(values: Values, scale: float) -> Cell:
+def mean_cell(values: Values, scale: float) -> Cell:
+    """Mean ± standard error of the runs that have a value."""
     found = scale * values[np.isfinite(values)]
     if not len(found):
         return EMPTY
@@ -146,7 +116,7 @@ def _cell(values: Values, scale: float) -> Cell:
     return Cell(f"{found.mean():.{1 if scale > 1 else 2}f}{error}", float(found.mean()))
 
 
-def _framed(figure: Figure, grid: Sequence[Axes], level: float, what: str, most_columns: int) -> Figure:
+def framed(figure: Figure, grid: Sequence[Axes], level: float, what: str, most_columns: int) -> Figure:
     """The panels with the same scales of `what` and pass@1, the line of L* and one legend."""
     left_ends, right_ends = zip(*(axes.get_xlim() for axes in grid), strict=True)
     low_ends, high_ends = zip(*(axes.get_ylim() for axes in grid), strict=True)
