@@ -24,8 +24,8 @@ PARTS = {
 """Part of the model → its printed name and the colour of its line."""
 SHOWN_WEIGHTS = (0.5, 1.0)
 """Of the base model, in the tables."""
-SHOWN = {"pass@1": PER_CENT, "pass@64": PER_CENT, "entered@64": 1.0, "forced_pass@1": PER_CENT}
-"""Metric of the tables → its scale."""
+SHOWN = ("pass@1", "pass@64", "entered@64", "forced_pass@1")
+"""The metrics of the tables."""
 Arms = Mapping[str, ArmRuns]
 
 
@@ -100,12 +100,12 @@ def _table(name: str, methods: Sequence[str], arms: Arms) -> Table:
 def _row(label: str, shown: str, arm: ArmRuns, weight: float, of_all: Mapping[tuple[str, ...], Frame]) -> TableRow:
     """The runs of an arm at one weight of the base model."""
     points = arm.curves[np.isclose(arm.curves["base_weight"], weight)]
-    cells = [mean_cell(points[name].to_numpy(float), scale) for name, scale in SHOWN.items()]
+    cells = [mean_cell(name, points[name].to_numpy(float)) for name in SHOWN]
     above = [
         many - along(of_all[world, seed], "pass@64", np.array([one]))[0]
         for world, seed, one, many in points[["world", "seed", "pass@1", "pass@64"]].itertuples(index=False)
     ]
-    return row_of(label, shown, *cells, _signed_cell(100 * np.array(above)) if weight else EMPTY)
+    return row_of(label, shown, *cells, _signed_cell(PER_CENT * np.array(above)) if weight else EMPTY)
 
 
 def _signed_cell(points: Values) -> Cell:

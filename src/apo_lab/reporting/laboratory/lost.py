@@ -20,6 +20,8 @@ from apo_lab.statistics.levels import at_levels
 PARTS_OF_CHANGE = {"locked": "#c8401f", "forgotten": "#0b4f9e", "opened": "#e69f00", "learnt": "#0a8f6a"}
 """The columns of the change of pass@64, with the colours of their lines."""
 METRICS = ("pass@64", *PARTS_OF_CHANGE, "entered@64", "forced_pass@1")
+SCALES = {"step": (1.0, 0), "entered@64": (1.0, 2)}
+"""Metric → its scale and decimals, where these are not those of a share in per cent."""
 Values = Float[NDArray[np.float64], "_"]
 
 
@@ -34,15 +36,17 @@ def lost_table(edition: Edition, group: Group) -> Table:
     for arm in _arms(edition, group):
         reached = {name: _at_level(arm, name, group.level) for name in METRICS}
         count = f"{np.isfinite(reached['pass@64']).sum()} of {arm.num_planned}"
-        cells = [mean_cell(values, 1.0 if name == "entered@64" else PER_CENT) for name, values in reached.items()]
-        section = "Averages of the last policy with the base model" if AVERAGED in arm.name else "Training"
-        rows.append(row_of(arm.label, count, *cells, section=section))
+        cells = [mean_cell(name, values) for name, values in reached.items()]
+        is_average = AVERAGED in arm.name
+        step = EMPTY if is_average else mean_cell("step", _at_level(arm, "step", group.level))
+        section = "Averages of the last policy with the base model" if is_average else "Training"
+        rows.append(row_of(arm.label, count, step, *cells, section=section))
     return Table(
         name=f"lab_lost_{group.name}",
         title=f"Where pass@64 is lost: at a pass@1 of {100 * group.level:.3g} % ({group.name})",
         columns=(
             *left("Arm"),
-            *right("Runs", "pass@64 [%]"),
+            *right("Runs", "Step", "pass@64 [%]"),
             *right(*PARTS_OF_CHANGE, group="Change of pass@64 from the base model [points]"),
             *right("Entrances entered", "Forced pass@1 [%]"),
         ),
@@ -107,13 +111,14 @@ def along(points: Frame, metric: str, levels: Values) -> Values:
     return at_levels(ones, values, levels)
 
 
-def mean_cell(values: Values, scale: float) -> Cell:
+def mean_cell(metric: str, values: Values) -> Cell:
     """Mean ± standard error of the runs that have a value."""
+    scale, decimals = SCALES.get(metric, (PER_CENT, 1))
     found = scale * values[np.isfinite(values)]
     if not len(found):
         return EMPTY
-    error = f" ± {found.std(ddof=1) / np.sqrt(len(found)):.{1 if scale > 1 else 2}f}" if len(found) > 1 else ""
-    return Cell(f"{found.mean():.{1 if scale > 1 else 2}f}{error}", float(found.mean()))
+    error = f" ± {found.std(ddof=1) / np.sqrt(len(found)):.{decimals}f}" if len(found) > 1 else ""
+    return Cell(f"{found.mean():.{decimals}f}{error}", float(found.mean()))
 
 
 def framed(figure: Figure, grid: Sequence[Axes], level: float, what: str, most_columns: int) -> Figure:
