@@ -160,17 +160,20 @@ def test_an_answer_whose_process_is_killed_is_judged_again_once(pool: WorkerPool
     pool.judge([HALF, WRONG])
     assert len(pids_of(pool)) == 2
 
+    def is_new(worker, killed: set[int]) -> bool:
+        # A killed worker stays in the pool until it is noticed, and may be gone from /proc at any time.
+        return worker.process.pid not in killed and child_of(worker.process.pid) not in killed
+
     def kill_the_hanging_one() -> None:
-        killed = 0
+        killed: set[int] = set()
         for _ in range(times):
-            while not (
-                hanging := [w.process.pid for w in pool._workers if w.task == 1 and child_of(w.process.pid) != killed]
-            ):
+            while not (hanging := [w.process.pid for w in pool._workers if w.task == 1 and is_new(w, killed)]):
                 time.sleep(0.01)
             child = child_of(hanging[0])
             while int(Path(f"/proc/{child}/stat").read_text().rsplit(")")[-1].split()[11]) < 5:
                 time.sleep(0.01)  # until it computes: killed before it has read the answer, it costs none
-            pool.timeout_s, killed = 1.5 if times == 1 else pool.timeout_s, child
+            pool.timeout_s = 1.5 if times == 1 else pool.timeout_s
+            killed.add(child if is_child else hanging[0])
             os.kill(child if is_child else hanging[0], signal.SIGKILL)
 
     killer = threading.Thread(target=kill_the_hanging_one)
