@@ -32,7 +32,7 @@ HEAD = f"""# Algorithms
 Each is a loss and an advantage estimator, chosen by `algo=<name>`. The figures show means over {RUNS} runs on a
 bandit of {TOKENS} tokens: a right answer of probability 0.40, another of 0.05, and 14 errors, for {STEPS} optimizer
 steps on groups of {GROUP_SIZE} with learning rate {RATE} on the logits. They show tendencies of a loss on one
-softmax, not of a language model.
+softmax, not of a language model. [The laboratory](lab.md#what-to-use) says which of them keep alternatives in training.
 
 Each class is described once. Advantages are those of [`{USUAL[0]}`](#{USUAL[1]}) unless a section names another
 estimator; wrappers (`Adjusted`, `Informative`, `InverseFrequency`, `Shaped`) contain it.
