@@ -56,6 +56,8 @@ UNNAMED = Style(label="other settings", color="#b9c0c8", marker="", dash=(), ran
 """How settings are drawn that are too many to be named."""
 _SPARE_COLORS = ("#5b3a8c", "#00767a", "#8c6d1f", "#a8326e", "#4f6472", "#6b8f23", "#56a3d9", "#2b2b2b")
 _SPARE_MARKERS = ("d", "p", "h", "X", "P", "<", ">", "v", "^", "D", "s", "o")
+_LAST_MARKERS = ("*", "H", "8")
+"""Taken where the pairs of the others are used up."""
 _DASHES = ((4.0, 1.5), (1.0, 1.3), (5.0, 1.5, 1.0, 1.5), (8.0, 2.0), (3.0, 1.0, 1.0, 1.0, 1.0, 1.0))
 
 
@@ -69,6 +71,7 @@ def styles_of(methods: Iterable[str]) -> dict[str, Style]:
     used = {(style.marker, style.dash) for style in KNOWN.values()}
     # 5 dashes and 12 markers have no common factor: counting through both meets every pair once.
     pairs = [(_SPARE_MARKERS[i % 12], _DASHES[i % 5]) for i in range(60)]
+    pairs += itertools.product(_LAST_MARKERS, _DASHES)
     free = itertools.cycle([pair for pair in pairs if pair not in used])
     colors, styles = itertools.cycle(_SPARE_COLORS), dict(KNOWN)
     for name in (name for name in ordered if name not in KNOWN):
