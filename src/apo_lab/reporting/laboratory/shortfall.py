@@ -37,7 +37,7 @@ def shortfall_table(found: Sequence[Group]) -> Table:
             "Over the levels of pass@1 up to L* that all runs of an arm reach: where the distance of its mean from the "
             "highest mean is largest, with that arm in brackets. An arm at 0 would be above all others everywhere. The "
             "highest of several means is too high by chance, and so is each distance.",
-            "†: not all of its runs reach L*; higher levels are left out, and nothing is said of all worlds.",
+            "†: not all of its runs reach L*: it is compared up to the last level that all of them reach.",
         ),
     )
 
