@@ -164,7 +164,7 @@ def test_figures_draw_the_mean_paths_and_the_level(edition):
     assert list(figures) == ["lab_levels_locks", "lab_lost_locks", "lab_best", "lab_average", "lab_candidates"]
     (axes,) = figures["lab_best"].figure.axes
     path = edition.arm(edition.protocol.stage("main"), ("hall", "cellar"), "apo").path
-    every_second = path["pass@64"].to_numpy()[::-1][::2][::-1]
+    every_second = path["pass@64"].to_numpy()[[0, *range(1, 12, 2)]]  # of 12 points, the base model and the last policy
     drawn = [line.get_ydata() for line in axes.lines if len(line.get_xdata()) == len(every_second)]
     assert any(y == pytest.approx(every_second) for y in drawn)
     assert [0.3, 0.3] in [list(line.get_xdata()) for line in axes.lines]

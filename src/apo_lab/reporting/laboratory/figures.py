@@ -124,7 +124,8 @@ def _of_question(edition: Edition, question: Question, styles: Styles) -> NamedF
 
 def _draw_path(axes: Axes, arm: ArmRuns, style: Style, look: Mapping[str, float]) -> None:
     order = {"linewidth": 1.4, "zorder": 2 + style.rank, **look}
-    drawn = arm.path[::-1][::EVERY][::-1]  # the last policy among them
+    last = len(arm.path) - 1
+    drawn = arm.path.iloc[sorted({0, *range(last, -1, -EVERY)})]  # with the base model and the last policy
     axes.plot(drawn["pass@1"], drawn["pass@64"], **style.line, **order)
     if arm.name == method_of(arm.name):  # an average's path ends at the last policy, which has its marker
         end, front = arm.path.iloc[-1], 20 + look.get("zorder", style.rank)

@@ -85,9 +85,7 @@ def parts_figure(arms: Mapping[str, ArmRuns], group: Group) -> Figure:
             draw_mean(axes, levels[is_common], curves[is_common], color=color, label=name)
         axes.axhline(0, color=QUIET, linewidth=0.6, zorder=1)
         axes.set_title(arm.label)
-    framed(figure, grid, group.level, "change of pass@64 [points]", len(PARTS_OF_CHANGE))
-    ticks_in_per_cent(*(axes.yaxis for axes in grid), unit="")
-    return figure
+    return framed(figure, grid, group.level, "change of pass@64 [points]", len(PARTS_OF_CHANGE), unit="")
 
 
 def _is_measured(group: Group) -> bool:
@@ -121,7 +119,9 @@ def mean_cell(metric: str, values: Values) -> Cell:
     return Cell(f"{found.mean():.{decimals}f}{error}", float(found.mean()))
 
 
-def framed(figure: Figure, grid: Sequence[Axes], level: float, what: str, most_columns: int) -> Figure:
+def framed(
+    figure: Figure, grid: Sequence[Axes], level: float, what: str, most_columns: int, *, unit: str = "%"
+) -> Figure:
     """The panels with the same scales of `what` and pass@1, the line of L* and one legend."""
     left_ends, right_ends = zip(*(axes.get_xlim() for axes in grid), strict=True)
     low_ends, high_ends = zip(*(axes.get_ylim() for axes in grid), strict=True)
@@ -130,7 +130,8 @@ def framed(figure: Figure, grid: Sequence[Axes], level: float, what: str, most_c
         axes.set_xlim(min(left_ends), max(right_ends))
         axes.set_ylim(min(low_ends), max(high_ends))
         axes.set_xlabel("pass@1")
-        ticks_in_per_cent(axes.xaxis, axes.yaxis)
+        ticks_in_per_cent(axes.xaxis)
+        ticks_in_per_cent(axes.yaxis, unit=unit)
     grid[0].set_ylabel(what)
     num_columns = most_columns if len(grid) > 1 else 2
     figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=num_columns)
