@@ -112,6 +112,12 @@ def test_the_distance_below_the_highest_is_told_up_to_the_level_that_all_runs_of
     assert rows[1] == ["APO", "0.0†", "–", "0.0", "0.0†"]
 
 
+def test_the_distance_at_l_star_itself_counts_where_the_grid_steps_over_it(group):
+    # Grid points are 29.75 and 30 %. GRPO falls from 0.9 at 27.5 to 0.5 at 30 % in world `one`: by 0.384 at 29.9 %.
+    (row,) = [row for row in shortfall_table([replace(group, level=0.299)]).rows if row.cells[0].text == "GRPO"]
+    assert row.cells[3].text == "38.4 at 29.9 (APO)"
+
+
 def test_the_figure_has_a_panel_a_world(group):
     worlds = {name: load_protocol("full").worlds["countdown_4"] for name in LEVELS}
     figure = worlds_figure(group, worlds, styles_of(["Base", "GRPO", "APO"]))

@@ -50,13 +50,13 @@ def _single_worlds(group: Group) -> list[Group]:
 
 
 def _shortfalls(group: Group) -> dict[str, Cell]:
-    levels = group.grid[group.grid < group.level + ROUNDING]
+    grid = np.union1d(group.grid, group.levels)  # `group.grid` steps over L*
+    levels = grid[grid < group.level + ROUNDING]
     names = [*group.arms]
     means = np.stack([_means(group, name, levels) for name in names])
     found: dict[str, Cell] = {}
     for name, own in zip(names, means, strict=True):
-        shared = np.flatnonzero(np.isfinite(own))
-        if len(shared):
+        if len(shared := np.flatnonzero(np.isfinite(own))):
             below = 100 * (np.nanmax(means[:, shared], axis=0) - own[shared])
             place = shared[below.argmax()]
             highest = arm_name(names[np.nanargmax(means[:, place])])
