@@ -17,12 +17,16 @@ from apo_lab.laboratory.published import RUN_COLUMNS
 from apo_lab.laboratory.registration import registration
 from apo_lab.reporting.laboratory import laboratory_report
 from apo_lab.reporting.page import markdown_page
+from benchmarks.laboratory.__main__ import report
 from composing import ROOT, composed
 
 FOLDERS = sorted(path.parent for path in (ROOT / "docs" / "lab").glob("*/runs.csv.gz"))
 NAMES = [folder.name for folder in FOLDERS]
 PAGE = (ROOT / "docs" / "lab" / "protocol.md").read_text()
 FULL = load_protocol("full")
+
+
+across = functools.cache(report)
 
 
 @functools.cache
@@ -91,6 +95,13 @@ def test_the_published_page_is_that_of_its_tables(folder):
     )
     for figure in re.findall(r"\((figures/\S+\.svg)\)", published):
         assert (folder / "report" / figure).is_file()
+
+
+@pytest.mark.slow(30)
+def test_the_page_across_editions_is_that_of_their_tables():
+    folder = ROOT / "docs" / "lab" / "across" / "report"
+    assert markdown_page(across()) == (folder / "report.md").read_text()
+    assert [figure.name for figure in across().figures if not (folder / f"figures/{figure.name}.svg").is_file()] == []
 
 
 @pytest.mark.parametrize(
