@@ -63,27 +63,6 @@ def test_the_history_has_the_base_model_of_each_run(name):
         assert hashlib.sha256(weights).hexdigest() == sha256
 
 
-@pytest.mark.parametrize(
-    "page",
-    ["README.md", "docs/lab.md", "docs/lab/editions.md", "docs/papers.md", "examples/locks_pareto/locks_pareto.ipynb"],
-)
-def test_numbers_that_are_told_of_the_editions_stand_in_their_pages(page):
-    number = r"([+-]?\d+\.\d+)(?: %| points)?\s+(±\s\d+\.\d|\[[-+.\d]+,\s[-+.\d]+\])"
-
-    def told(text):
-        return {(value, "".join(error.split())) for value, error in re.findall(number, text)}
-
-    def is_of(value, error, published):
-        half = 0.5 * 10.0 ** -len(value.partition(".")[2]) + 1e-9
-        return any(error == other and abs(float(value) - float(exact)) <= half for exact, other in published)
-
-    own = (ROOT / page).read_text()
-    assert len(told(own)) >= 3 or page not in ("README.md", "docs/lab.md", "docs/lab/editions.md")
-    pages = (folder / "report" / "report.md" for folder in FOLDERS)
-    published = set.union(*(told(path.read_text().replace("**", "")) for path in pages))
-    assert [each for each in told(own) if not is_of(*each, published)] == []
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS, ids=NAMES)
 def test_the_published_page_is_that_of_its_tables(folder):

@@ -220,7 +220,7 @@ def exclusive_alignment() -> Iterator[Reading]:
 
 @statement("P1", "Push against pull", Truth.CONDITIONAL, where="section 4 (β = 0.1)")
 def push_and_pull() -> Iterator[Reading]:
-    """The pull is a small correction to the push.
+    """At β = 0.1 the pull is a strong restoring force, as we read it.
 
     on z_y the pull exceeds the push iff π_y > λ/(λ + βr_a): .913 at r_a = 1.
     """

@@ -148,7 +148,7 @@ def apo_expectation() -> Iterator[Reading]:
 
 @statement("E4", "A group of errors", Truth.FALSE, where="section 4, appendix B.2")
 def all_wrong_group() -> Iterator[Reading]:
-    """When errors are all there is, the anchor is what recovers.
+    """When errors are all there is, the anchor is what recovers, as we read it.
 
     the force of an all-wrong group is exactly 0 under GroupNormalized, not under SignedReward.
     """
