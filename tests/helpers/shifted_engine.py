@@ -5,16 +5,20 @@ from dataclasses import replace
 
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 
-SHIFT = 9e-4
-"""The largest difference [nats]; the check of the engine allows 1e-3 on average."""
+UNIT = 3e-4
+"""A difference is −3 to 3 of these [nats]; the check of the engine allows 1e-3 on average."""
 
 
 class ShiftedEngine(TransformersEngine):
-    """`transformers`, whose reported log-probs are off by an amount that token and position decide."""
+    """`transformers`, whose reported log-probs are off by a whole number of units that token and position decide.
+
+    So the log-ratio of a token or a completion is near such a number, a completion's mean near one over its length, and
+    a bound between them divides the same tokens on every processor.
+    """
 
     def _sample(self, requests, finished):
         def shifted(request, completion):
-            shifts = (SHIFT * math.cos(3 * t + token) for t, token in enumerate(completion.token_ids))
+            shifts = (UNIT * round(3 * math.cos(3 * t + token)) for t, token in enumerate(completion.token_ids))
             logprobs = tuple(value + shift for value, shift in zip(completion.logprobs, shifts, strict=True))
             finished(request, replace(completion, logprobs=logprobs))
 

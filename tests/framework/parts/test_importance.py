@@ -18,13 +18,14 @@ from running import SIGNAL, train_tiny, training_rows, weights, without_clock
 SIZES = (*SIGNAL, "algo=grpo", "trainer.max_steps=2", "optimizer.lr=1e-1", "optimizer.eps=1")
 SHIFTED = "engine._target_=shifted_engine.ShiftedEngine"
 NARROW = {
-    "token_truncate": 1.0003,
-    "token_mask": [0.9995, 1.0005],
-    "sequence_truncate": 1.0003,
-    "sequence_mask": 1.0003,
-    "sequence_gate": [0.9999, 1.0002],
+    "token_truncate": 1.00045,
+    "token_mask": [0.99925, 1.00045],
+    "sequence_truncate": 1.00045,
+    "sequence_mask": 1.00045,
+    "sequence_gate": [0.99986, 1.00028],
 }
-"""Within the ratios of the shifted engine, so that the bounds act on some tokens and not on others."""
+"""Within the ratios of the shifted engine, so that the bounds act on some tokens and not on others; and between the
+ones that it can give, at whole units and at eighths of one in a mean, so that rounding decides on none of them."""
 
 
 QUARTERS = torch.tensor([0.25, 0.5, 0.75]).double()
@@ -45,6 +46,8 @@ def by_hand(mode, ratios):
     bounds, product = NARROW[mode], math.prod(ratios)
     low, high = bounds if isinstance(bounds, list) else (0, bounds)
     mean = product ** (1 / len(ratios))
+    compared = ratios if mode.startswith("token") else [mean if mode == "sequence_gate" else product]
+    assert not any(abs(value - bound) < 3e-6 for value in compared for bound in (low, high)), "rounding would decide"
     return {
         "token_truncate": [min(ratio, high) for ratio in ratios],
         "token_mask": [ratio if low <= ratio <= high else 0 for ratio in ratios],
