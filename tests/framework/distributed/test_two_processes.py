@@ -15,7 +15,8 @@ PARTS = ("tokens_per_microbatch=256",)
 
 
 # Some completions of this engine have a product of ratios above 1.00045, others do not; none is near it.
-SHIFTED, MASK = "engine._target_=shifted_engine.ShiftedEngine", ("importance=sequence_mask", "importance_bounds=1.00045")
+SHIFTED = "engine._target_=shifted_engine.ShiftedEngine"
+MASK = ("importance=sequence_mask", "importance_bounds=1.00045")
 
 
 def completions(folder):
