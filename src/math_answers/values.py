@@ -23,6 +23,7 @@ MOST_WORK = 400_000
 """Operations at one point, times the digits that they are computed to."""
 INTEGER_CALLS = frozenset(["factorial", "binomial", "gcd", "lcm", "sum", "prod", "mod"])
 OPERATIONS = frozenset(["add", "multiply", "dot", "cross", "divide", "power"])
+_KINDS = {**dict.fromkeys(INTEGER_CALLS, "integer"), "floor": "rounded", "ceiling": "rounded", "exp": "small"}
 TRIGONOMETRY = frozenset(["sin", "cos", "tan", "cot", "sec", "csc", "cis"])
 Point = Mapping[str, Any]
 
@@ -66,6 +67,10 @@ def _exact_operation(head: str, values: list[Any]) -> Fraction | None:
     if head == "add":
         return sum(values, Fraction(0))
     if head in ("multiply", "dot", "cross"):
+        # A fraction has at least the digits of its size, so the product is not made to find that it has too many.
+        size = sum(value.numerator.bit_length() - value.denominator.bit_length() for value in values)
+        if all(values) and 0.30103 * (abs(size) - len(values)) > MOST_DIGITS:
+            raise TooLargeError("a product of too many digits")
         return math.prod(values, start=Fraction(1))
     left, right = values
     if head == "divide":
@@ -85,10 +90,8 @@ def _exact_call(name: str, values: list[Any]) -> Fraction | None:
     whole = all(value.denominator == 1 for value in values)
     if name == "abs":
         return abs(values[0])
-    if name == "floor":
-        return Fraction(math.floor(values[0]))
-    if name == "ceiling":
-        return Fraction(math.ceil(values[0]))
+    if name in ("floor", "ceiling"):
+        return Fraction((math.floor if name == "floor" else math.ceil)(values[0]))
     if name in ("max", "min"):
         return (max if name == "max" else min)(values)
     if not whole:
@@ -147,7 +150,7 @@ class Evaluation:
             raise TooLargeError("an expression of too many operations")
         value = self._of(node, degrees)
         if not isinstance(value, list) and value and mpmath.isfinite(value):
-            magnitude = float(mpmath.log10(abs(value)))
+            magnitude = _log10(value)
             # What a sum or a sine leaves near 0 may be its rounding, which is smaller with more digits.
             self.size = max(self.size, magnitude if node.head in ("add", "call") else abs(magnitude))
         return value
@@ -183,7 +186,7 @@ class Evaluation:
     def power(self, base: Any, exponent: Any) -> Any:
         """The power; an odd root of a negative number is real."""
         if base:
-            self.size = max(self.size, abs(float(abs(exponent) * mpmath.log10(abs(base)))))
+            self.size = max(self.size, float(abs(exponent)) * abs(_log10(base)))
         if self.size > MOST_PRECISION:
             raise TooLargeError("a power of too many digits")
         if mpmath.im(exponent) == 0 and mpmath.im(base) == 0 and base < 0 and not mpmath.isint(exponent):
@@ -248,6 +251,11 @@ class Evaluation:
         return total
 
 
+def _log10(value: Any) -> float:
+    """log₁₀|value|, to a float's digits: with all of them it would take longer than the value."""
+    return float(mpmath.ln(abs(value), prec=53)) / math.log(10)
+
+
 def replaced(node: Node, old: Node, new: Node) -> Node:
     """The tree with a node exchanged."""
     if node == old:
@@ -292,26 +300,17 @@ def _product(head: str, left: Any, right: Any) -> Any:
 # ---------------------------------------------------------------------- points
 
 
-def names_in(node: Any) -> Iterator[tuple[str, str]]:
+def names_in(node: Any, kind: str = "symbol") -> Iterator[tuple[str, str]]:
     """(kind, name) of the symbols of an expression; kind is vector, integer, rounded, small or symbol."""
-    yield from _names(node, "symbol")
-
-
-def _names(node: Any, kind: str) -> Iterator[tuple[str, str]]:
     if not isinstance(node, Node):
         return
     if node.head in ("symbol", "vector"):
         yield ("vector" if node.head == "vector" else kind), node.args[0]
         return
     if node.head == "call":
-        kind = {
-            **dict.fromkeys(INTEGER_CALLS, "integer"),
-            "floor": "rounded",
-            "ceiling": "rounded",
-            "exp": "small",
-        }.get(node.args[0], kind)
+        kind = _KINDS.get(node.args[0], kind)
     for place, arg in enumerate(node.args):
-        yield from _names(arg, "small" if node.head == "power" and place == 1 and kind == "symbol" else kind)
+        yield from names_in(arg, "small" if node.head == "power" and place == 1 and kind == "symbol" else kind)
 
 
 def has_i(node: Any) -> bool:
