@@ -27,8 +27,8 @@ from running import (
 # Two mini-batches, and a rate at which the policy moves between them; at this one no token's ratio is near the clip, so
 # that rounding decides on none.
 SIZES = (*SIGNAL, "trainer.max_steps=2", "optimizer.lr=9e-2", "optimizer.eps=1")
-# At the default of 0.02 the random model's proxy often keeps all tokens. It then is the policy that sampled, and whether
-# the first mini-batch's policy is below it is rounding.
+# At the default of 0.02 the random model's proxy often keeps all tokens. It then is the policy that sampled, and
+# rounding decides whether the policy of the first mini-batch is below it.
 FILTERING = ("algo=lp_reg", "algo.loss.min_p=0.06")
 
 
