@@ -23,9 +23,12 @@ def test_the_reference_returns_its_largest_probabilities_in_descending_order():
 
 
 def test_the_reference_breaks_ties_of_the_head_itself():
-    """Four equal rows in the head: their logits are equal to the last bit."""
-    weight = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).repeat(4, 1)
-    hidden = torch.randn(9, 4, generator=torch.Generator().manual_seed(1))
+    """Four equal rows in the head, of few bits: in whatever order they are summed, logits are equal to the last bit."""
+    rows, hidden = (
+        torch.randn(count, 4, generator=torch.Generator().manual_seed(seed)).mul(8).round() / 8
+        for seed, count in enumerate((3, 9))
+    )
+    weight = rows.repeat(4, 1)
     statistics = reference_statistics(hidden, weight, torch.zeros(9, dtype=torch.long), 6)
     for row, best in zip(statistics.anchor_ids.tolist(), (hidden @ weight[:3].T).tolist(), strict=True):
         first, second, _ = sorted(range(3), key=lambda v, best=best: -best[v])

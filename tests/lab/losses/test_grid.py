@@ -339,8 +339,8 @@ def test_with_a_bucket_a_divergence_is_one(seed, forward, spread):
 
 
 def test_the_likeliest_anchors_are_a_prefix():
-    """K = 2: .5 + .25 ≥ .7 takes both, .5 ≥ .5 the first; y = 0 then leaves none."""
-    sources = [GridLoss(anchor_size=2, anchor_source="reference_top_p", top_p=p) for p in (0.7, 0.5, 0.9)]
+    """K = 2: .5 + .25 ≥ .7 takes both, .5 ≥ .4 the first; y = 0 then leaves none."""
+    sources = [GridLoss(anchor_size=2, anchor_source="reference_top_p", top_p=p) for p in (0.7, 0.4, 0.9)]
     found = [(loss.anchors(inputs_of(loss)[0]).token_ids >= 0).tolist() for loss in sources]
     assert found == [[[True, True]], [[True, False]], [[True, True]]]
     assert on_token(sources[1], y=0)[2]["apo/anchor_ratio"] == 0.0
