@@ -1,0 +1,52 @@
+"""GRPO that leaves a random share of the errors' tokens out: the control of a gate that leaves chosen ones out."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from apo_lab.losses.anchor_sets import scrambled
+from apo_lightning.errors import ConfigError
+from apo_lightning.losses import GRPO, applicable
+from apo_lightning.losses.functional import Number
+from apo_lightning.types import LossInputs, LossOutput
+
+
+@dataclass(frozen=True, kw_only=True)
+class DroppedErrors(GRPO):
+    """GRPO without the push on a random share of the tokens of A < 0.
+
+        A ← 0 where A < 0 and u < drop_fraction,   u in [0, 1) a hash of the token and of its log π_old
+
+    APO's gate leaves out the errors' tokens whose anchors already hold enough mass (`algo=apo_gate_only`; their share
+    is `apo/saturated_fraction`). This control tells whether fewer pushes or these suffice. Like the gate, u is the same
+    for equal tokens after equal prefixes and in all mini-batches of a rollout. Dropped tokens stay in every
+    denominator. `drop_fraction=0` is GRPO.
+
+    Source: none; a control.
+
+    Metrics: those of GRPO, and `dropped_fraction`, 1 on dropped tokens, 0 on the other tokens of A < 0.
+
+    Attributes:
+        drop_fraction: in [0, 1].
+
+    Raises:
+        ConfigError: a value outside its range.
+    """
+
+    drop_fraction: Number = 0.125
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.drop_fraction <= 1:
+            raise ConfigError(
+                f"drop_fraction is {self.drop_fraction}: give a share of the errors' tokens in [0, 1], such as 0.125"
+            )
+
+    def __call__(self, inputs: LossInputs) -> LossOutput:
+        """GRPO's loss, with A = 0 on dropped tokens."""
+        bits = inputs.old_logprobs.float().view(torch.int32).long()
+        is_error, draws = inputs.advantages < 0, scrambled(scrambled(bits) ^ inputs.token_ids)
+        dropped = is_error & (draws < int(self.drop_fraction * 2**31))
+        output = GRPO.__call__(self, replace(inputs, advantages=inputs.advantages.masked_fill(dropped, 0.0)))
+        share = applicable(dropped.to(output.per_token.dtype), is_error)
+        return replace(output, metrics={**output.metrics, "dropped_fraction": share})
