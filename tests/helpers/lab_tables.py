@@ -9,7 +9,7 @@ import torch
 
 from apo_lab.editions.protocol import AVERAGED, Protocol, averages_of, method_of
 from apo_lab.editions.tuning import TUNING, chosen
-from apo_lab.statistics.at_passage import entered, locked_share
+from apo_lab.statistics.at_passage import locked_share, mean_at_passage
 from apo_lab.statistics.exact import exact_pass_at_k
 from apo_lab.statistics.passage import passage_leave_one_block_out
 from apo_lab.statistics.paths import last_leave_one_block_out, leave_one_block_out
@@ -110,7 +110,7 @@ def _run(loss: float, level: float, key: dict[str, Any]) -> tuple[dict[str, Any]
     run |= {f"base_pass@{k}": passes[k][0].item() for k in KS}
     at_level = {
         "passage": passage_leave_one_block_out(success, 64, level),
-        "entered": entered(success, many, level),
+        "entered": mean_at_passage(success, many, level),
         "locked_share": locked_share(success, lost["locked"], lost["forgotten"], level),
     }
     for name, values in at_level.items():

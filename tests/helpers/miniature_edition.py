@@ -4,6 +4,7 @@ MINIATURE = """
 margin: 0.02
 base_weights: [0.5]
 part_weights: [1.0, 0.5]
+temperatures: [2.0, 1.0]
 worlds:
   small:
     family: locks
@@ -22,6 +23,7 @@ stages:
     methods: all
     average: true
     averaged_by_part: [grpo]
+    decode: true
     seeds: {small: [1]}
     arms: {grpo: [algo=grpo]}
   parts:

@@ -110,7 +110,7 @@ class AnswerTree:
                     for states, of in ((hidden, policy), (other, base))
                 )
                 measured[part.token_index[chunk].cpu()] = torch.stack(distances(logits, of_base), dim=1).cpu()
-        starts = torch.nn.functional.pad(self.listed.owner.diff(), (1, 0), value=1) > 0
+        starts = self.listed.starts
         before = logprobs.cumsum(0) - logprobs  # less those of earlier answers, the log-prob of a token's node
         before = (before - before[starts][self.listed.owner])[self.token]
         of_problem = torch.stack([self.place, self.problem_of_node]).unique(dim=1, return_inverse=True)[1]

@@ -9,6 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from apo_lab.diagnostics.answer_tree import AnswerTree
@@ -87,17 +88,31 @@ class ExactCoverage(StepCallback):
         self, policy: Policy, prompts: Sequence[Prompt], step: int, folder: Path, *, temperature: float
     ) -> dict[str, float]:
         """Score all listed answers, write the files, and return the metrics without their prefix."""
-        if self._tree is None or self._tree.listed.prompts != tuple(prompts):
-            self._tree = AnswerTree.of(
-                self.puzzle, list_answers(self.puzzle, prompts, policy, self.tokens_per_microbatch)
-            )
-        tree, listed = self._tree, self._tree.listed
+        listed = self.tree(policy, prompts).listed
         of_tokens, entropy, max_prob = listed.statistics(policy, temperature=temperature).unbind(1)
-        by_token = {"entropy": entropy, "max_prob": max_prob}
+        return self.score_tokens(of_tokens, step, folder, {"entropy": entropy, "max_prob": max_prob})
+
+    def tree(self, policy: Policy, prompts: Sequence[Prompt]) -> AnswerTree:
+        """The listed answers of the prompts under the policy's tokenizer, which are kept."""
+        if self._tree is None or self._tree.listed.prompts != tuple(prompts):
+            listed = list_answers(self.puzzle, prompts, policy, self.tokens_per_microbatch)
+            self._tree = AnswerTree.of(self.puzzle, listed)
+        return self._tree
+
+    def score_tokens(
+        self,
+        of_tokens: Float[Tensor, "tokens"],
+        step: int,
+        folder: Path,
+        by_token: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, float]:
+        """As `score`, from the log-probs [nats] of the tokens of `tree`, and other statistics of them by name."""
+        assert self._tree is not None
+        tree, listed = self._tree, self._tree.listed
         logprobs = torch.zeros_like(listed.scores.logprobs).index_add_(0, listed.owner, of_tokens)
         scores = replace(listed.scores, logprobs=logprobs)
         metrics = exact_metrics(scores, self.ks) | cover_curve(scores.success)
-        metrics |= means_by_kind(listed.kinds, by_token, logprobs.exp()[listed.owner])
+        metrics |= means_by_kind(listed.kinds, by_token or {}, logprobs.exp()[listed.owner])
         if process_rank() == 0:
             entrances = tree.under(of_tokens)
             arrays = {"logprobs": logprobs, "mass": entrances.mass, "skill": entrances.skill}

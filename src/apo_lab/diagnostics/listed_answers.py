@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -31,6 +31,11 @@ class Listed:
     owner: Int[Tensor, "tokens"]
     """The index of each token's answer."""
     microbatches: list[Microbatch]
+
+    @property
+    def starts(self) -> Bool[Tensor, "tokens"]:
+        """Whether a token is the first of its answer."""
+        return torch.nn.functional.pad(self.owner.diff(), (1, 0), value=1) > 0
 
     @torch.no_grad()
     def statistics(self, policy: Policy, *, temperature: float) -> Float[Tensor, "tokens 3"]:

@@ -22,13 +22,26 @@ AVERAGED = "+average"
 may come `_` and a part of the model, which alone is averaged: `grpo+average_last`."""
 AVERAGED_PARTS = ("first", "middle", "last", "outside")
 """The parts of a model whose averages can be measured alone: `apo_lightning.model.average.PARTS` without all."""
+SPLIT = "+split"
+DECODINGS = {
+    "": "none",
+    "+temperature": "temperature",
+    "+first_temperature": "temperature of the first token",
+    "+mixture": "tokens mixed with the base's",
+    "+first_mixture": "first token mixed with the base's",
+    AVERAGED: "weights averaged with the base's",
+    SPLIT: "half of the samples from the base",
+}
+"""After a method's name: a way to draw 64 samples, of which the best at L* is `DECODED`. `""` and `SPLIT` follow the
+path of training, the others go through settings of the last policy."""
+DECODED = "+decoded"
 HALF = "half"
 """In place of the first method of a pair: the value one half, of every run."""
 
 
 def method_of(name: str) -> str:
-    """The method of an average, or the name itself: `grpo+average_last` → `grpo`."""
-    return name.partition(AVERAGED)[0]
+    """The method of an average or another decoding, or the name itself: `grpo+average_last` → `grpo`."""
+    return name.partition("+")[0]
 
 
 def averages_of(name: str, parts: Sequence[str]) -> list[str]:
@@ -82,17 +95,20 @@ class TunedMethod:
 
     name: str
     overrides: tuple[str, ...]
-    key: str
-    """The configuration key of its own coefficient."""
-    values: tuple[Any, ...]
     rates: Mapping[str, tuple[float, ...]]
     """Family → learning rates."""
+    key: str = ""
+    """The configuration key of its own coefficient."""
+    values: tuple[Any, ...] = ()
+    settings: tuple[tuple[str, ...], ...] = ()
+    """In place of `key` and `values`: overrides, for a method with several coefficients or with none."""
 
     def arms(self, family: str) -> list[Arm]:
         """Every rate with every value."""
+        settings = self.settings or [(f"{self.key}={value}",) for value in self.values]
         return [
-            Arm(method=self.name, overrides=(*self.overrides, f"optimizer.lr={rate}", f"{self.key}={value}"))
-            for rate, value in itertools.product(self.rates[family], self.values)
+            Arm(method=self.name, overrides=(*self.overrides, f"optimizer.lr={rate}", *own))
+            for rate, own in itertools.product(self.rates[family], settings)
         ]
 
 
@@ -117,6 +133,8 @@ class Stage:
     """Whether the path of averages of each last policy with the base model is measured."""
     averaged_by_part: tuple[str, ...] = ()
     """Methods and arms of which the paths of averages of each part of the model are measured too."""
+    is_decoded: bool = False
+    """Whether each last policy is measured under all `DECODINGS`."""
 
     @property
     def tries_all(self) -> bool:
@@ -169,6 +187,10 @@ class Protocol:
     """w of the averages of a last policy with the base model; the path goes from 1 through these to 0."""
     part_weights: tuple[float, ...] = ()
     """The same of one part of the model, where 1 is no base model and is among them if it is wanted."""
+    temperatures: tuple[float, ...] = ()
+    """Of the decodings, as factors of that of training, from the highest to the lowest."""
+    tuned_by: str = "area"
+    """The endpoint whose mean chooses settings; a run that has none counts 0."""
     stages: tuple[Stage, ...]
     questions: tuple[Question, ...]
     predictions: tuple[Prediction, ...]
@@ -179,6 +201,16 @@ class Protocol:
         if found is None:
             names = ", ".join(stage.name for stage in self.stages)
             raise ConfigError(f"stage '{name}' is not in edition {self.name}: choose from {names}")
+        return found
+
+    def decodings(self, stage: Stage, method: str) -> dict[str, tuple[float, ...]]:
+        """What is measured of the last policies of a method: what follows its name → temperatures, or w of the base."""
+        found = {AVERAGED: self.base_weights} if stage.is_averaged or stage.is_decoded else {}
+        if method in stage.averaged_by_part:
+            found |= {f"{AVERAGED}_{part}": self.part_weights for part in AVERAGED_PARTS}
+        if stage.is_decoded:
+            found |= dict.fromkeys(("+temperature", "+first_temperature"), self.temperatures)
+            found |= dict.fromkeys(("+mixture", "+first_mixture"), (1.0, *self.base_weights))
         return found
 
     def num_runs(self, stage: Stage) -> int:
@@ -237,6 +269,8 @@ def _protocol(name: str, content: dict[str, Any]) -> Protocol:
         tuned=tuned,
         base_weights=content["base_weights"],
         part_weights=content.get("part_weights", ()),
+        temperatures=content.get("temperatures", ()),
+        tuned_by=content.get("tuned_by", "area"),
         stages=tuple(_stage(stage, keys, tuple(tuned)) for stage, keys in content["stages"].items()),
         questions=tuple(Question(key=key, **keys) for key, keys in content["questions"].items()),
         predictions=tuple(Prediction(**row) for row in content["predictions"]),
@@ -251,10 +285,10 @@ def _frozen(value: Any) -> Any:
 
 
 def _stage(name: str, keys: Mapping[str, Any], tuned: tuple[str, ...]) -> Stage:
-    own = {key: value for key, value in keys.items() if key != "average"}
+    own = {key: value for key, value in keys.items() if key not in ("average", "decode")}
     if own.get("methods") == "all":
         own["methods"] = tuned
-    return Stage(name=name, is_averaged=keys.get("average", False), **own)
+    return Stage(name=name, is_averaged=keys.get("average", False), is_decoded=keys.get("decode", False), **own)
 
 
 def _checked(protocol: Protocol) -> Protocol:
@@ -264,6 +298,7 @@ def _checked(protocol: Protocol) -> Protocol:
         if name not in known:
             raise ConfigError(f"edition {protocol.name}, {place}: '{name}' is not among {', '.join(known)}")
 
+    refuse("tuned_by", protocol.tuned_by, ENDPOINTS)
     for stage in protocol.stages:
         for world in stage.seeds:
             refuse(f"stage {stage.name}", world, list(protocol.worlds))
@@ -275,6 +310,8 @@ def _checked(protocol: Protocol) -> Protocol:
         stage = protocol.stage(question.stage)
         named = [*stage.methods, *stage.arms, *protocol.tuned]
         named += [average for name in named for average in averages_of(name, AVERAGED_PARTS)]
+        if stage.is_decoded:
+            named += [method_of(name) + after for name in named for after in (*DECODINGS, DECODED)]
         refuse(f"question {question.key}, endpoint", question.endpoint, ENDPOINTS)
         for world in question.worlds:
             refuse(f"question {question.key}", world, list(protocol.worlds))

@@ -1,4 +1,4 @@
-"""The settings of each tuned method: its configuration with the highest mean area over the tuning seeds."""
+"""The settings of each tuned method: its configuration with the highest mean endpoint over the tuning seeds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,40 +18,40 @@ class Configuration:
 
     family: str
     arm: Arm
-    areas: tuple[float, ...]
-    """Of its finished runs, in the order of the tuning seeds."""
+    values: tuple[float, ...]
+    """The endpoint `tuned_by` of its finished runs, in the order of the tuning seeds; 0 where it misses L*."""
     num_seeds: int
     """Runs that the protocol asks for."""
 
     @property
-    def area(self) -> float | None:
-        """Mean area over the tuning seeds; None before all its runs are finished."""
-        return fmean(self.areas) if 0 < self.num_seeds == len(self.areas) else None
+    def mean(self) -> float | None:
+        """Mean over the tuning seeds; None before all its runs are finished."""
+        return fmean(self.values) if 0 < self.num_seeds == len(self.values) else None
 
 
 def configurations(protocol: Protocol, runs: pd.DataFrame) -> list[Configuration]:
     """Every configuration of every tuned method, by family, in the order of the protocol.
 
-    Of `runs`, rows of one registration, it reads the columns stage, world, method, variant, seed and area.
+    Of `runs`, rows of one registration, it reads the columns stage, world, method, variant, seed and that endpoint.
     """
     if not protocol.tuned:
         return []
     stage = protocol.stage(TUNING)
     rows = runs[runs["stage"] == TUNING]
     keys = zip(rows["world"], rows["method"], rows["variant"], rows["seed"], strict=True)
-    areas = dict(zip(keys, rows["area"].astype(float), strict=True))
+    values = dict(zip(keys, rows[protocol.tuned_by].astype(float).fillna(0.0), strict=True))
     found = []
     for family, world in protocol.tuning.items():
         seeds = stage.seeds.get(world, ())
         for arm in (arm for method in stage.methods for arm in protocol.tuned[method].arms(family)):
             keys = [(world, arm.method, arm.variant, seed) for seed in seeds]
-            done = tuple(areas[key] for key in keys if key in areas)
-            found.append(Configuration(family=family, arm=arm, areas=done, num_seeds=len(seeds)))
+            done = tuple(values[key] for key in keys if key in values)
+            found.append(Configuration(family=family, arm=arm, values=done, num_seeds=len(seeds)))
     return found
 
 
 def chosen(protocol: Protocol, runs: pd.DataFrame) -> Mapping[tuple[str, str], Arm]:
-    """(method, family) → its configuration with the highest mean area, the first of those with equal areas.
+    """(method, family) → its configuration with the highest mean, the first of those with equal means.
 
     A method is absent until all runs of all its configurations are finished: a choice among some would depend on the
     order of runs.
@@ -61,8 +61,8 @@ def chosen(protocol: Protocol, runs: pd.DataFrame) -> Mapping[tuple[str, str], A
         by_method.setdefault((each.arm.method, each.family), []).append(each)
     best: dict[tuple[str, str], Arm] = {}
     for key, members in by_method.items():
-        areas = [each.area for each in members]
-        known = [area for area in areas if area is not None]
-        if len(known) == len(areas):
-            best[key] = members[areas.index(max(known))].arm
+        means = [each.mean for each in members]
+        known = [mean for mean in means if mean is not None]
+        if len(known) == len(means):
+            best[key] = members[means.index(max(known))].arm
     return best

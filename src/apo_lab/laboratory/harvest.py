@@ -1,4 +1,4 @@
-"""A finished run's folder, and the averages of its last policy with the base model → rows in the published tables."""
+"""A finished run's folder, and the decodings of its last policy → rows in the published tables."""
 
 import hashlib
 import json
@@ -10,46 +10,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from hydra.utils import instantiate
 from jaxtyping import Float
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from apo_lab.diagnostics.exact_coverage import ExactCoverage
-from apo_lab.diagnostics.listed_answers import held_out_prompts
-from apo_lab.editions.protocol import AVERAGED, ENDPOINTS
+from apo_lab.editions.protocol import AVERAGED, DECODED, DECODINGS, ENDPOINTS, SPLIT
 from apo_lab.laboratory.jobs import Job
 from apo_lab.laboratory.published import COST, ENTRANCES, KEY, POINT, Rows
-from apo_lab.statistics.at_passage import entered, locked_share
+from apo_lab.statistics.at_passage import locked_share, mean_at_passage, passage
 from apo_lab.statistics.entrances import Entrances, change_of_pass_at_k
-from apo_lab.statistics.passage import passage_leave_one_block_out
+from apo_lab.statistics.exact import exact_pass_at_k
 from apo_lab.statistics.paths import BlockValues, last_leave_one_block_out, leave_one_block_out
-from apo_lightning.model.average import PARTS, average, weights_of_part
-from apo_lightning.model.policy import Policy
 
 K = 64
-"""Samples of a problem that entrances are measured with."""
-
-
-def measure_averages(cfg: DictConfig, last: Path, base_weights: Mapping[str, Sequence[float]], folder: Path) -> None:
-    """Measure (1 − w)·θ + w·θ_base, as `ExactCoverage` does, as steps 1, 2, … of `folder`/<part>.
-
-    θ is a part of the weights of the policy in the folder `last`, θ_base that of the model that the run's `cfg` names.
-    `base_weights` has the w of each of `PARTS` that is averaged.
-    """
-    source, spec = instantiate(cfg.data), instantiate(cfg.model, _convert_="all")
-    tokenizer = spec.load_tokenizer()
-    prompts = held_out_prompts(source, tokenizer, spec.prompt_template)
-    coverage = ExactCoverage(source.puzzle, ks=(1, 8, 64))
-    base = dict(spec.load_model(0).named_parameters())
-    trained = instantiate(cfg.model, path=str(last), _convert_="all").load_model(0).state_dict()
-    policy = Policy(spec.load_model(0), tokenizer, torch.float32).eval()
-    for part, weights in base_weights.items():
-        of_base = weights_of_part(base, part, policy.model.config.num_hidden_layers)
-        for place, weight in enumerate(weights, start=1):
-            policy.model.load_state_dict(trained)
-            average(dict(policy.model.named_parameters()), of_base, weight)
-            coverage.score(policy, prompts, place, folder / part, temperature=cfg.temperature)
+"""Samples of a problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +71,8 @@ def _joined(paths: Sequence[PolicyPath]) -> PolicyPath:
     )
 
 
-def harvest(
-    job: Job, cfg: DictConfig, base_weights: Mapping[str, Sequence[float]], identity: Mapping[str, str]
-) -> Rows:
-    """Read what a run and the averages of its last policy left.
-
-    `base_weights` is that of `measure_averages`, `identity` is commit and registration.
-    """
+def harvest(job: Job, cfg: DictConfig, identity: Mapping[str, str]) -> Rows:
+    """Read what a run and the decodings of its last policy left; `identity` is commit and registration."""
     exact = job.folder / "exact"
     path = _path(exact, exact / "answers.json", _costs(job.folder / "metrics.csv"))
     common = {
@@ -117,20 +86,46 @@ def harvest(
     key: dict[str, Any] = dict(zip(KEY, job.key, strict=True))
     own, curve = _rows(path, path, job.world.level)
     rows = Rows(runs=[{**key, **common, **own}], curves=[{**key, **row} for row in curve])
-    for part, weights in base_weights.items():
-        middle = _path(job.folder / "averages" / part, exact / "answers.json", path.costs.iloc[-1:])
-        # The average of all weights with w = 1 is the base model, that of a part is not.
-        is_all = part == PARTS[0]
-        between = _joined([*([path.at(0)] if is_all else []), middle, path.at(-1)])
-        averaged = {**key, "method": key["method"] + AVERAGED + ("" if is_all else f"_{part}")}
-        own, curve = _rows(between, path, job.world.level)
-        rows.runs.append({**averaged, **common, **own})
+    decoded = {"": path}
+    for name, settings in job.decodings.items():
+        middle = _path(job.folder / "decodings" / name.removeprefix("+"), exact / "answers.json", path.costs.iloc[-1:])
+        is_temperature = name.endswith("temperature")
+        # The average of all weights with w = 1 is the base model; a temperature of 1 is among those measured.
+        ends = [path.at(0)] if name == AVERAGED else [], [] if is_temperature else [path.at(-1)]
+        decoded[name] = _joined([*ends[0], middle, *ends[1]])
+        after = {**key, "method": key["method"] + name}
+        of_decoding, curve = _rows(decoded[name], path, job.world.level)
+        rows.runs.append({**after, **common, **of_decoding})
         end = {"step": path.points[-1]["step"], **path.costs.iloc[-1]}
-        all_weights = [*([1.0] if is_all else []), *weights, 0.0]
+        all_settings = [*([1.0] * len(ends[0])), *settings, *([0.0] * len(ends[1]))]
+        column = "temperature" if is_temperature else "base_weight"
         rows.curves.extend(
-            {**averaged, **row, **end, "base_weight": weight} for row, weight in zip(curve, all_weights, strict=True)
+            {**after, **row, **end, column: setting} for row, setting in zip(curve, all_settings, strict=True)
         )
+    if job.is_decoded:
+        plain = {name: value for name, value in own.items() if not name.startswith(ENDPOINTS)}
+        for name, values in _of_menu(decoded, job.world.level).items():
+            after = {**key, "method": key["method"] + name}
+            rows.runs.append({**after, **common, **plain, "passage": values.value, **dict(_without("passage", values))})
     return rows
+
+
+def _of_menu(decoded: Mapping[str, PolicyPath], level: float) -> dict[str, BlockValues]:
+    """pass@64 at `level` with half of the samples from the base model, and the highest of all `DECODINGS`.
+
+    Of the half, pass@1 is that of the policy, whose sample is the first. What does not reach the level is left out.
+    """
+    success = decoded[""].success
+    own, of_base = (1 - exact_pass_at_k(each, K // 2) for each in (success, success[:1]))
+    found = {name: passage(path.success, K, level) for name, path in decoded.items() if name in DECODINGS}
+    reached = {name: each for name, each in found.items() if each is not None}
+    if (split := mean_at_passage(success, 1 - own * of_base, level)) is not None:
+        reached[SPLIT] = split
+    if reached:
+        columns = [torch.cat([each.without.new_tensor([each.value]), each.without]) for each in reached.values()]
+        highest = torch.stack(columns).amax(0)
+        reached[DECODED] = BlockValues(value=highest[0].item(), without=highest[1:])
+    return {name: reached[name] for name in (SPLIT, DECODED) if name in reached}
 
 
 def config_sha256(cfg: DictConfig) -> str:
@@ -173,8 +168,8 @@ def _rows(path: PolicyPath, run: PolicyPath, level: float) -> tuple[dict[str, An
     last, lost = path.points[-1], path.lost(run.entrances[0])
     found = {
         "last": last_leave_one_block_out(path.success, 64),
-        "passage": passage_leave_one_block_out(path.success, 64, level),
-        "entered": entered(path.success, lost["entered"], level),
+        "passage": passage(path.success, K, level),
+        "entered": mean_at_passage(path.success, lost["entered"], level),
         "locked_share": locked_share(path.success, lost["locked"], lost["forgotten"], level),
     }
     if path.points[0] is run.points[0]:  # else there are no levels from the base model's on
@@ -203,7 +198,7 @@ def _curve_rows(path: PolicyPath, lost: Mapping[str, Sequence[float]]) -> list[d
         cost = path.costs.loc[step] if step in path.costs.index else dict.fromkeys(COST, 0.0)
         of_entrances = {name: values[place] for name, values in lost.items()} | entrances.metrics(K)
         shown = {name: point[name] for name in POINT} | {name: of_entrances[name] for name in ENTRANCES}
-        rows.append({"step": step, "base_weight": None, **shown, **cost})
+        rows.append({"step": step, **shown, **cost})
     return rows
 
 

@@ -1,7 +1,7 @@
 """The runs of an edition that are still to be made, in the order in which they are made."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,8 +35,9 @@ class Job:
     folder: Path
     base: Path
     """Folder of the world's base model."""
-    is_averaged: bool = False
-    is_averaged_by_part: bool = False
+    decodings: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """`Protocol.decodings`."""
+    is_decoded: bool = False
 
     @property
     def key(self) -> RunKey:
@@ -80,7 +81,7 @@ def planned_jobs(cfg: DictConfig, protocol: Protocol, runs: pd.DataFrame) -> lis
                 if place < len(seeds) and (cfg.worlds is None or name in cfg.worlds):
                     arms = stage_arms(protocol, stage, protocol.worlds[name].family, choice)
                     jobs += [
-                        _job(cfg, protocol.worlds[name], stage, arm, seeds[place])
+                        _job(cfg, protocol, name, stage, arm, seeds[place])
                         for arm in arms
                         if cfg.only is None or arm.method in cfg.only
                     ]
@@ -121,7 +122,8 @@ def _kept(settings: Sequence[str], own: Sequence[str]) -> list[str]:
     return [setting for setting in settings if setting.partition("=")[0] not in keys]
 
 
-def _job(cfg: DictConfig, world: World, stage: Stage, arm: Arm, seed: int) -> Job:
+def _job(cfg: DictConfig, protocol: Protocol, world_name: str, stage: Stage, arm: Arm, seed: int) -> Job:
+    world = protocol.worlds[world_name]
     variant = arm.variant.replace(" ", "_").replace("{", "").replace("}", "").replace(":", "-") or "default"
     return Job(
         world=world,
@@ -131,8 +133,8 @@ def _job(cfg: DictConfig, world: World, stage: Stage, arm: Arm, seed: int) -> Jo
         overrides=(*world.run, *arm.overrides, f"seed={seed}", *stage.overrides, *cfg.overrides),
         folder=Path(cfg.output_dir) / world.name / arm.method / variant / f"seed_{seed}",
         base=Path(cfg.bases) / world.name,
-        is_averaged=stage.is_averaged,
-        is_averaged_by_part=arm.method in stage.averaged_by_part,
+        decodings=protocol.decodings(stage, arm.method),
+        is_decoded=stage.is_decoded,
     )
 
 

@@ -23,7 +23,7 @@ RUN_COLUMNS = (
     *(f"{endpoint}_without_{block}" for endpoint in ENDPOINTS for block in range(BLOCKS)),
     *(*COST, *HASHES),
 )
-CURVE_COLUMNS = (*KEY, "step", "base_weight", *POINT, *ENTRANCES, *COST)
+CURVE_COLUMNS = (*KEY, "step", "base_weight", "temperature", *POINT, *ENTRANCES, *COST)
 TEXT = ("world", "method", "variant", "stage", *HASHES)
 DIGITS = 6
 

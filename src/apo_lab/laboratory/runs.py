@@ -23,7 +23,6 @@ from apo_lab.laboratory.registration import commit, registration
 from apo_lightning.common.console import say
 from apo_lightning.common.formatting import duration
 from apo_lightning.errors import ConfigError
-from apo_lightning.model.average import PARTS
 from apo_lightning.run.choices import composed
 
 
@@ -68,7 +67,7 @@ def work_off(cfg: DictConfig) -> None:
         _make_bases(cfg, protocol, {job.world.name for job in missing}, pool)
         # Arms of tuned methods are missing jobs only after their tuning.
         while jobs := [job for job in missing_jobs(cfg, protocol, _rows(cfg, identity)) if job not in failed]:
-            futures = {pool.submit(_run, job, protocol, identity): job for job in jobs}
+            futures = {pool.submit(_run, job, identity): job for job in jobs}
             for future in as_completed(futures):
                 job, ended = futures[future], future.result()
                 if ended.rows is None:
@@ -155,16 +154,17 @@ def _base(world: str, overrides: tuple[str, ...], folder: Path) -> Ended:
     return Ended(rows, time.monotonic() - started)
 
 
-def _run(job: Job, protocol: Protocol, identity: Mapping[str, str]) -> Ended:
+def _run(job: Job, identity: Mapping[str, str]) -> Ended:
     """Make a run in a worker."""
     started, rows = time.monotonic(), None
     with _reported(job.title, job.folder):
-        rows = _train(job, protocol, identity)
+        rows = _train(job, identity)
     return Ended(rows, time.monotonic() - started)
 
 
-def _train(job: Job, protocol: Protocol, identity: Mapping[str, str]) -> Rows:
-    from apo_lab.laboratory.harvest import harvest, measure_averages
+def _train(job: Job, identity: Mapping[str, str]) -> Rows:
+    from apo_lab.laboratory.decoding import measure_decodings
+    from apo_lab.laboratory.harvest import harvest
     from apo_lightning.run import train
 
     paths = [f"model.path={next(job.base.glob('*/base.json')).parent}"] if job.world.base else []
@@ -179,14 +179,9 @@ def _train(job: Job, protocol: Protocol, identity: Mapping[str, str]) -> Rows:
     OmegaConf.save(OmegaConf.create({"hydra": {"runtime": {"choices": choices}}}), folder / "hydra.yaml")
     OmegaConf.save(OmegaConf.create(list(job.overrides)), folder / "overrides.yaml")
     train(cfg, job.folder)
-    weights: dict[str, tuple[float, ...]] = {}
-    if job.is_averaged:
-        weights[PARTS[0]] = protocol.base_weights
-    if job.is_averaged_by_part:
-        weights |= dict.fromkeys(PARTS[1:], protocol.part_weights)
-    if weights:
-        measure_averages(cfg, job.folder / "checkpoints" / "final", weights, job.folder / "averages")
-    rows = harvest(job, cfg, weights, identity)
+    if job.decodings:
+        measure_decodings(cfg, job.folder / "checkpoints" / "final", job.decodings, job.folder / "decodings")
+    rows = harvest(job, cfg, identity)
     _drop_scores(job.folder)
     return rows
 
@@ -196,5 +191,5 @@ def _drop_scores(folder: Path) -> None:
     # The checkpoints first: a run that could resume from its last step would score nothing, and miss the rest.
     for path in folder.glob("checkpoints/step_*"):
         shutil.rmtree(path)
-    for path in [*folder.glob("exact/*.npz"), *folder.glob("averages/*/*.npz")]:
+    for path in [*folder.glob("exact/*.npz"), *folder.glob("decodings/*/*.npz")]:
         path.unlink()

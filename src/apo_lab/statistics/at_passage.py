@@ -1,9 +1,10 @@
-"""Where pass@1 first reaches one level: the share of entrances that are taken, and of the loss that is locked."""
+"""Where pass@1 first reaches one level: pass@k, the share of entrances taken, and that of the loss that is locked."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from apo_lab.statistics.exact import exact_pass_at_k
 from apo_lab.statistics.paths import NUM_BLOCKS, BlockValues, first_passage
 from apo_lightning.errors import ConfigError
 
@@ -51,12 +52,21 @@ def at_passage(
     return first_passage(ones, many, ones.max(0).values.clamp(max=level)[None])[0]
 
 
-def entered(
-    success: Float[Tensor, "points problems"], share: Float[Tensor, "points problems"], level: float
+def mean_at_passage(
+    success: Float[Tensor, "points problems"], values: Float[Tensor, "points problems"], level: float
 ) -> BlockValues | None:
-    """`at_passage` of the share of a problem's entrances that k samples are expected to take, in [0, 1]."""
-    found = at_passage(success, share, level)
+    """`at_passage` as the values of a run."""
+    found = at_passage(success, values, level)
     return None if found is None else BlockValues(value=found[0].item(), without=found[1:])
+
+
+def passage(success: Float[Tensor, "points problems"], k: int, level: float) -> BlockValues | None:
+    """Exact pass@k where pass@1 first reaches `level`, an endpoint for what is lost near that level.
+
+    `paths.area` averages over levels from the base model's on, so a fall in the last tenth of them moves it by a tenth
+    of the fall; this endpoint moves by all of it.
+    """
+    return mean_at_passage(success, exact_pass_at_k(success, k), level)
 
 
 def locked_share(

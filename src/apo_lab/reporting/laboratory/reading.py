@@ -154,8 +154,8 @@ class Edition:
         return {worlds: arms for worlds, arms in found.items() if arms}
 
     def num_done(self, stage: Stage) -> int:
-        """Finished runs of a stage; an average of weights is no run."""
-        is_run = (self.runs["stage"] == stage.name) & ~self.runs["method"].str.contains(AVERAGED, regex=False)
+        """Finished runs of a stage; an average of weights, or another decoding, is no run."""
+        is_run = (self.runs["stage"] == stage.name) & ~self.runs["method"].str.contains("+", regex=False)
         return int(is_run.sum())
 
 
@@ -203,8 +203,9 @@ def arm_name(name: str) -> str:
     """
     if name in (HALF, "base"):
         return {HALF: "one half"}.get(name, BASE)
-    method, averaged, part = name.partition(AVERAGED)
-    return METHODS[method] + (averaged and AVERAGES[part.removeprefix("_")])
+    method, after = name[: len(method_of(name))], name[len(method_of(name)) :]
+    is_average = after.startswith(AVERAGED)
+    return METHODS[method] + (AVERAGES[after.removeprefix(AVERAGED).removeprefix("_")] if is_average else "")
 
 
 def _read(path: Path, columns: Sequence[str]) -> Frame:

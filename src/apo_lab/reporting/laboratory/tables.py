@@ -151,17 +151,17 @@ def tuning_table(edition: Edition) -> Table:
     """Every configuration of every tuned method, with the chosen ones in bold."""
     choice, rows = chosen(edition.protocol, edition.runs), []
     for each in configurations(edition.protocol, edition.runs) if edition.protocol.tuned else ():
-        if each.areas:
+        if each.values:
             is_chosen = choice.get((each.arm.method, each.family)) == each.arm
-            seeds = f"{len(each.areas)} of {each.num_seeds}"
-            area = share_cell(bare(math.fsum(each.areas) / len(each.areas)))
+            seeds = f"{len(each.values)} of {each.num_seeds}"
+            mean = share_cell(bare(math.fsum(each.values) / len(each.values)))
             name = Cell(each.arm.variant, bold=is_chosen)
             section = f"{each.family}, {METHODS[each.arm.method]}"
-            rows.append(row_of(name, seeds, area, "chosen" if is_chosen else "", section=section))
+            rows.append(row_of(name, seeds, mean, "chosen" if is_chosen else "", section=section))
     return Table(
         name="lab_tuning",
         title="Tuning: every configuration, in per cent",
-        columns=(*left("Settings"), *right("Runs", "Area"), *left("Choice")),
+        columns=(*left("Settings"), *right("Runs", edition.protocol.tuned_by.capitalize()), *left("Choice")),
         rows=tuple(rows),
         notes=("Mean over the tuning seeds; a method is chosen when all its configurations are finished.",),
     )
