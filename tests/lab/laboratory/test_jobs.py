@@ -1,11 +1,14 @@
 """What is planned: tuned arms after their tuning, no run twice, every seed of a stage in turn."""
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from apo_lab.editions.protocol import editions, load_protocol
+from apo_lab.editions.tuning import chosen
 from apo_lab.laboratory.command import laboratory
 from apo_lab.laboratory.jobs import RunKey, missing_jobs, planned_jobs, progress
 from apo_lab.laboratory.published import RUN_COLUMNS
@@ -50,8 +53,26 @@ def test_after_tuning_the_best_configuration_is_run_and_the_parts_start_from_it(
     assert found["wide"].arm.variant == "lr=0.01 pull_coef=0.1 anchor_size=12"
     # Its own coefficient replaces the chosen one.
     assert found["strong"].arm.variant == "lr=0.01 pull_coef=0.2"
-    assert found["apo"].is_averaged
-    assert not found["wide"].is_averaged
+    menu = ["+average", "+first_mixture", "+first_temperature", "+mixture", "+temperature"]
+    assert sorted(found["apo"].decodings) == menu
+    assert len(found["grpo"].decodings) == len(menu) + 4  # with the averages of four parts
+    assert not found["wide"].decodings
+
+
+def test_settings_are_chosen_by_the_endpoint_of_the_protocol_and_a_run_without_it_counts_0(protocol):
+    table = rows(*TUNED).assign(passage=[0.1, float("nan")])
+    by_passage = replace(protocol, tuned_by="passage")
+    assert [chosen(each, table)["apo", "locks"].variant for each in (protocol, by_passage)] == [
+        "lr=0.01 pull_coef=0.1",
+        "lr=0.001 pull_coef=0.1",
+    ]
+
+
+def test_a_method_may_have_several_coefficients_or_none(protocol):
+    settings = (("algo.loss.push_coef=1.25", "algo.loss.pull_coef=0.4"), ())
+    tuned = replace(protocol.tuned["apo"], key="", values=(), settings=settings)
+    variants = ["lr=0.001 push_coef=1.25 pull_coef=0.4", "lr=0.001"]
+    assert [arm.variant for arm in tuned.arms("locks")][:2] == variants
 
 
 def test_a_run_with_a_row_is_not_run_again(protocol):
@@ -78,7 +99,7 @@ def tuned(protocol):
             for arm in method.arms(family)
             for seed in (101, 102)
         )
-    )
+    ).assign(passage=0.5)
 
 
 def test_all_runs_of_the_full_edition_have_folders_of_their_own():

@@ -5,6 +5,8 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from apo_lab.laboratory.command import laboratory
 from apo_lab.laboratory.published import CURVE_COLUMNS, RUN_COLUMNS, Rows, append, read_runs
@@ -13,6 +15,7 @@ from miniature_edition import MINIATURE
 from processes import start_script
 
 KEY = ["world", "method", "variant", "seed"]
+MENU = ["+first_mixture", "+first_temperature", "+mixture", "+temperature"]
 
 
 @pytest.mark.slow(60)
@@ -27,8 +30,12 @@ def test_an_edition_from_its_base_model_to_its_tables_and_page(tmp_path, monkeyp
     tables = tmp_path / "lab" / "tables"
     runs = pd.read_csv(tables / "runs.csv.gz", keep_default_na=False)
     assert "tuning          0 of    2 runs done" in said
-    averages = ["grpo+average", *(f"grpo+average_{part}" for part in ("first", "last", "middle", "outside"))]
-    assert sorted(runs.method) == ["apo", "apo", "apo", "apo+average", "grpo", *averages, "strong", "wide"]
+    parts = [f"+average_{part}" for part in ("first", "last", "middle", "outside")]
+    of_apo, of_grpo = (
+        [method + after for method in (name,) for after in sorted(["", "+average", *MENU, *more])]
+        for name, more in (("apo", []), ("grpo", parts))
+    )
+    assert sorted(runs.method) == ["apo", "apo", *of_apo, *of_grpo, "strong", "wide"]
     tuning = runs[runs.stage == "tuning"]
     best = tuning.variant[tuning.area.idxmax()]
     assert set(runs.variant[runs.method == "apo+average"]) == {best}
@@ -36,6 +43,7 @@ def test_an_edition_from_its_base_model_to_its_tables_and_page(tmp_path, monkeyp
 
     the_row_is_that_of_the_run(tmp_path / "lab", runs)
     averages_lead_from_the_base_to_the_last_policy(tables, runs)
+    decodings_are_those_of_plain_forwards(tmp_path / "lab", tmp_path / "bases", tables)
     log_probs_are_deleted_and_weights_stay(tmp_path / "lab")
 
     (tmp_path / "lab" / "tables" / "before.csv").write_bytes((tables / "runs.csv.gz").read_bytes())
@@ -73,6 +81,45 @@ def averages_lead_from_the_base_to_the_last_policy(tables, runs):
         assert runs.area[runs.method == f"grpo+average_{part}"].tolist() == [""]  # it begins elsewhere than the base
     changes = trained[["locked", "opened", "forgotten", "learnt"]].sum(axis=1)
     assert changes.to_numpy() == pytest.approx(trained["pass@64"] - trained["pass@64"].iloc[0], abs=1e-5)
+
+
+def decodings_are_those_of_plain_forwards(lab, bases, tables):
+    """pass@1 of each setting: from the models' own files, an answer at a time, in float64."""
+    curves, run = pd.read_csv(tables / "curves.csv.gz"), lab / "small" / "grpo" / "default" / "seed_1"
+    content = json.loads((run / "exact" / "answers.json").read_text())["problems"]
+    folders = {"own": run / "checkpoints" / "final", "base": bases / "small" / "locks"}
+    models = {name: AutoModelForCausalLM.from_pretrained(path).double().eval() for name, path in folders.items()}
+    tokenizer = AutoTokenizer.from_pretrained(folders["base"])
+
+    @torch.no_grad()
+    def probs(name, temperature):
+        """Of the tokens of each valid answer [answers, 4]."""
+        found = []
+        for row in content:
+            for text in (text for text, _, is_valid in row["answers"] if is_valid):
+                prompt, answer = (
+                    tokenizer(each, add_special_tokens=False)["input_ids"] for each in (row["problem"], text)
+                )
+                ids = torch.tensor([[*prompt, *answer, tokenizer.eos_token_id]])
+                dist = torch.softmax(models[name](ids).logits[0, len(prompt) - 1 : -1] / temperature, dim=-1)
+                found.append(dist.gather(1, ids[0, len(prompt) :, None])[:, 0])
+        return torch.stack(found)
+
+    own, base, hot = probs("own", 1.0), probs("base", 1.0), probs("own", 2.0)
+    half = (own + base) / 2
+    first = torch.tensor([True, False, False, False])
+    expected = {
+        "+temperature": [hot, own],
+        "+first_temperature": [torch.where(first, hot, own), own],
+        "+mixture": [base, half, own],
+        "+first_mixture": [torch.where(first, base, own), torch.where(first, half, own), own],
+    }
+    for name, tokens in expected.items():
+        rows = curves[curves.method == f"grpo{name}"]
+        ones = [each.prod(1).sum().item() / len(content) for each in tokens]
+        assert rows["pass@1"].to_numpy() == pytest.approx(ones, rel=1e-3)
+        settings = rows["temperature" if "temp" in name else "base_weight"].tolist()
+        assert settings == ([2.0, 1.0] if "temp" in name else [1.0, 0.5, 0.0])
 
 
 def log_probs_are_deleted_and_weights_stay(lab):
