@@ -14,7 +14,7 @@ from scipy.special import expit
 from scipy.stats import norm
 from torch import Tensor
 
-from apo_lab.statistics.passage import passage_leave_one_block_out
+from apo_lab.statistics.at_passage import passage
 from apo_lab.statistics.paths import BlockValues, last_leave_one_block_out, leave_one_block_out
 from apo_lab.statistics.verdicts import ArmScores, Outcome, compare, decide, pseudo_values
 
@@ -136,5 +136,5 @@ def scores(endpoint: str, runs: Sequence[Float[Tensor, "points problems"]]) -> F
 def _endpoint(endpoint: str, success: Float[Tensor, "points problems"]) -> BlockValues | None:
     if endpoint == "last":
         return last_leave_one_block_out(success, K)
-    measure = passage_leave_one_block_out if endpoint == "passage" else leave_one_block_out
+    measure = passage if endpoint == "passage" else leave_one_block_out
     return measure(success, K, LEVEL)

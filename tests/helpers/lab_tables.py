@@ -9,9 +9,8 @@ import torch
 
 from apo_lab.editions.protocol import AVERAGED, Protocol, averages_of, method_of
 from apo_lab.editions.tuning import TUNING, chosen
-from apo_lab.statistics.at_passage import locked_share, mean_at_passage
+from apo_lab.statistics.at_passage import locked_share, mean_at_passage, passage
 from apo_lab.statistics.exact import exact_pass_at_k
-from apo_lab.statistics.passage import passage_leave_one_block_out
 from apo_lab.statistics.paths import last_leave_one_block_out, leave_one_block_out
 from apo_lightning.model.average import PARTS
 
@@ -109,7 +108,7 @@ def _run(loss: float, level: float, key: dict[str, Any]) -> tuple[dict[str, Any]
     run |= {f"last_without_{block}": value for block, value in enumerate(last.without.tolist())}
     run |= {f"base_pass@{k}": passes[k][0].item() for k in KS}
     at_level = {
-        "passage": passage_leave_one_block_out(success, 64, level),
+        "passage": passage(success, 64, level),
         "entered": mean_at_passage(success, many, level),
         "locked_share": locked_share(success, lost["locked"], lost["forgotten"], level),
     }

@@ -34,7 +34,8 @@ DECODINGS = {
 }
 """After a method's name: a way to draw 64 samples, of which the best at L* is `DECODED`. `""` and `SPLIT` follow the
 path of training, the others go through settings of the last policy."""
-DECODED = "+decoded"
+DECODED, ALIKE = "+decoded", "+decoded_alike"
+"""The second is the best of those that draw all samples alike: all but `SPLIT`."""
 HALF = "half"
 """In place of the first method of a pair: the value one half, of every run."""
 
@@ -311,7 +312,7 @@ def _checked(protocol: Protocol) -> Protocol:
         named = [*stage.methods, *stage.arms, *protocol.tuned]
         named += [average for name in named for average in averages_of(name, AVERAGED_PARTS)]
         if stage.is_decoded:
-            named += [method_of(name) + after for name in named for after in (*DECODINGS, DECODED)]
+            named += [method_of(name) + after for name in named for after in (*DECODINGS, DECODED, ALIKE)]
         refuse(f"question {question.key}, endpoint", question.endpoint, ENDPOINTS)
         for world in question.worlds:
             refuse(f"question {question.key}", world, list(protocol.worlds))

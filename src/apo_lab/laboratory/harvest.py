@@ -14,7 +14,7 @@ from jaxtyping import Float
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from apo_lab.editions.protocol import AVERAGED, DECODED, DECODINGS, ENDPOINTS, SPLIT
+from apo_lab.editions.protocol import ALIKE, AVERAGED, DECODED, DECODINGS, ENDPOINTS, SPLIT
 from apo_lab.laboratory.jobs import Job
 from apo_lab.laboratory.published import COST, ENTRANCES, KEY, POINT, Rows
 from apo_lab.statistics.at_passage import locked_share, mean_at_passage, passage
@@ -117,15 +117,16 @@ def _of_menu(decoded: Mapping[str, PolicyPath], level: float) -> dict[str, Block
     """
     success = decoded[""].success
     own, of_base = (1 - exact_pass_at_k(each, K // 2) for each in (success, success[:1]))
-    found = {name: passage(path.success, K, level) for name, path in decoded.items() if name in DECODINGS}
-    reached = {name: each for name, each in found.items() if each is not None}
-    if (split := mean_at_passage(success, 1 - own * of_base, level)) is not None:
-        reached[SPLIT] = split
-    if reached:
-        columns = [torch.cat([each.without.new_tensor([each.value]), each.without]) for each in reached.values()]
-        highest = torch.stack(columns).amax(0)
-        reached[DECODED] = BlockValues(value=highest[0].item(), without=highest[1:])
-    return {name: reached[name] for name in (SPLIT, DECODED) if name in reached}
+    alike = [passage(path.success, K, level) for name, path in decoded.items() if name in DECODINGS]
+    split = mean_at_passage(success, 1 - own * of_base, level)
+    found = {SPLIT: split, ALIKE: _highest(alike), DECODED: _highest([*alike, split])}
+    return {name: values for name, values in found.items() if values is not None}
+
+
+def _highest(values: Sequence[BlockValues | None]) -> BlockValues | None:
+    columns = [torch.cat([each.without.new_tensor([each.value]), each.without]) for each in values if each is not None]
+    highest = torch.stack(columns).amax(0) if columns else None
+    return None if highest is None else BlockValues(value=highest[0].item(), without=highest[1:])
 
 
 def config_sha256(cfg: DictConfig) -> str:

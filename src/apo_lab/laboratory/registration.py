@@ -1,8 +1,8 @@
-"""The registration of an edition: one hash of its protocol, its decision code and its tasks; the commit of a run."""
+"""The registration of an edition: one hash of its protocol and its tasks; the commit of a run."""
 
-import ast
 import hashlib
 import subprocess
+from collections.abc import Sequence
 from importlib import resources
 
 from hydra.utils import instantiate
@@ -10,34 +10,34 @@ from hydra.utils import instantiate
 from apo_lab.editions.protocol import Protocol, World, protocol_text
 from apo_lightning.run.choices import composed
 
-DECISION_CODE = (
-    "editions/tuning.py",
-    "statistics/exact.py",
-    "statistics/multiplicity.py",
-    "statistics/paths.py",
-    "statistics/seeds.py",
-    "statistics/verdicts.py",
-)
-"""Modules that turn runs into verdicts, below the package."""
-OF_ENDPOINT = {
-    "passage": ("statistics/passage.py",),
-    "entered": ("statistics/entrances.py", "statistics/at_passage.py"),
-    "locked_share": ("statistics/entrances.py", "statistics/at_passage.py"),
+DECISION_VERSION = 1
+"""Of the code that turns runs into verdicts: `editions.tuning` and `statistics`. A change after which equal rows could
+have another verdict raises it."""
+BEFORE_VERSIONS = {
+    "a19b2a5282a97f03": "595580b7a16cb8ab",  # full
+    "559fbd086edf2e2f": "a594985e6f971c99",  # longer
+    "5506fbd2878157e4": "573fe2b8887c28b4",  # cliff
+    "fce2ce38a5844e9a": "20871a4ca68c61af",  # branches
+    "63034a4ee1c7200e": "fd75ae54d38c0303",  # recipe
+    "c54eb06a69c9b1fe": "7596b62b68c34a6c",  # countdown_rates
+    "4016118e1f8598da": "d2107d572b3c6859",  # sizes
+    "abffeb6d94be8354": "4c2638f5ee37f9dd",  # language
 }
-"""Endpoint of a question → further modules: an edition that does not ask for it keeps its hash."""
+"""Hash of protocol and tasks → the registration of an edition that was published when it hashed the code too."""
 
 
 def registration(protocol: Protocol) -> str:
-    """The first 16 hex digits of a SHA-256 over protocol, decision code and tasks.
+    """The first 16 hex digits of a SHA-256 over protocol, tasks and `DECISION_VERSION`.
 
-    Rows of runs carry it, and the page refuses rows of another. Comments, docstrings and formatting of the code do not
-    change it; any other change does.
+    Rows of runs carry it, and the page refuses rows of another.
     """
-    endpoints = {question.endpoint for question in protocol.questions}
-    further = [path for name, paths in OF_ENDPOINT.items() if name in endpoints for path in paths]
-    code = [*DECISION_CODE, *dict.fromkeys(further)]
-    parts = [protocol_text(protocol.name), *map(_code, code)]
+    parts = [protocol_text(protocol.name)]
     parts += [f"{name} {task_sha256(world)}" for name, world in protocol.worlds.items()]
+    found = _hash(parts)
+    return BEFORE_VERSIONS.get(found) or _hash([*parts, f"decisions {DECISION_VERSION}"])
+
+
+def _hash(parts: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -65,16 +65,3 @@ def _git(*words: str, root: str) -> str:
     except FileNotFoundError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def _code(path: str) -> str:
-    """A module without comments, docstrings and formatting."""
-    tree = ast.parse((resources.files("apo_lab") / path).read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            node.body = [line for line in node.body if not _is_text(line)] or [ast.Pass()]
-    return ast.unparse(tree)
-
-
-def _is_text(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -53,20 +53,25 @@ def at_passage(
 
 
 def mean_at_passage(
-    success: Float[Tensor, "points problems"], values: Float[Tensor, "points problems"], level: float
+    success: Float[Tensor, "points problems"],
+    values: Float[Tensor, "points problems"],
+    level: float,
+    num_blocks: int = NUM_BLOCKS,
 ) -> BlockValues | None:
     """`at_passage` as the values of a run."""
-    found = at_passage(success, values, level)
+    found = at_passage(success, values, level, num_blocks)
     return None if found is None else BlockValues(value=found[0].item(), without=found[1:])
 
 
-def passage(success: Float[Tensor, "points problems"], k: int, level: float) -> BlockValues | None:
+def passage(
+    success: Float[Tensor, "points problems"], k: int, level: float, num_blocks: int = NUM_BLOCKS
+) -> BlockValues | None:
     """Exact pass@k where pass@1 first reaches `level`, an endpoint for what is lost near that level.
 
     `paths.area` averages over levels from the base model's on, so a fall in the last tenth of them moves it by a tenth
     of the fall; this endpoint moves by all of it.
     """
-    return mean_at_passage(success, exact_pass_at_k(success, k), level)
+    return mean_at_passage(success, exact_pass_at_k(success.double(), k), level, num_blocks)
 
 
 def locked_share(

@@ -1,8 +1,12 @@
 """The registration's hash changes with everything that decides a verdict, and with nothing else."""
 
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
 import pytest
 
-from apo_lab.editions.protocol import load_protocol
+from apo_lab.editions.protocol import World, load_protocol, protocol_text
 from apo_lab.laboratory import registration as module
 from apo_lab.laboratory.registration import registration, task_sha256
 from miniature_edition import MINIATURE
@@ -25,23 +29,28 @@ def test_it_is_the_same_twice_and_changes_with_the_protocol_and_with_the_task(ed
     assert len({task_sha256(edition(text).worlds["small"]) for text in texts}) == 2
 
 
-def test_docstrings_comments_and_formatting_of_code_do_not_count(tmp_path, monkeypatch):
-    monkeypatch.setattr(module.resources, "files", lambda package: tmp_path)
-    texts = {
-        "one": '"""One."""\n\n\ndef f(x):\n    """Doc."""\n    return x + 1\n',
-        "same": "def f(x):  # a comment\n    return (x +\n      1)\n",
-        "other": "def f(x):\n    return x + 2\n",
-    }
-    for name, text in texts.items():
-        (tmp_path / name).write_text(text)
-    assert module._code("one") == module._code("same") != module._code("other")
+def test_it_changes_with_the_version_of_the_decisions(edition, monkeypatch):
+    before = registration(edition(MINIATURE))
+    monkeypatch.setattr(module, "DECISION_VERSION", module.DECISION_VERSION + 1)
+    assert registration(edition(MINIATURE)) != before
 
 
-def test_the_passage_endpoint_is_in_the_hash_of_the_editions_that_ask_for_it_alone(edition, monkeypatch):
-    area, passage = (
-        edition(MINIATURE.replace("stage: main", f"stage: main, endpoint: {name}")) for name in ("area", "passage")
-    )
-    before = [registration(each) for each in (area, passage)]
-    monkeypatch.setattr(module, "OF_ENDPOINT", {"passage": ("statistics/levels.py",)})
-    assert registration(area) == before[0]
-    assert registration(passage) != before[1]
+def test_published_editions_have_the_registration_of_their_rows(monkeypatch):
+    monkeypatch.setattr(module, "task_sha256", lambda world: _task(world.run))
+    published = {path.parent.name: path for path in Path("docs/lab").glob("*/runs.csv.gz")}
+    assert set(module.BEFORE_VERSIONS.values()) <= {registration(load_protocol(name)) for name in published}
+    for name, path in published.items():
+        rows = pd.read_csv(path, usecols=["registration"], dtype=str)
+        assert set(rows.registration) == {registration(load_protocol(name))}, name
+
+
+@cache  # editions share their tasks
+def _task(run):
+    return task_sha256(World(name="", family="", level=0.5, run=run))
+
+
+def test_another_word_in_a_published_protocol_is_another_registration(monkeypatch):
+    monkeypatch.setattr(module, "task_sha256", lambda world: _task(world.run))
+    text = protocol_text("cliff")
+    monkeypatch.setattr(module, "protocol_text", lambda name: text.replace("margin: 0.02", "margin: 0.03"))
+    assert registration(load_protocol("cliff")) not in module.BEFORE_VERSIONS.values()

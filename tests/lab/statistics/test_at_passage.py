@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from apo_lab.statistics.at_passage import at_passage, entered, locked_share
+from apo_lab.statistics.at_passage import at_passage, locked_share, mean_at_passage
 from apo_lab.statistics.entrances import Entrances, change_of_pass_at_k
 from apo_lightning.errors import ConfigError
 
@@ -35,7 +35,7 @@ def test_every_set_of_problems_is_at_its_own_passage():
 def test_a_level_that_is_never_reached_has_no_value_and_too_few_problems_are_refused():
     success = torch.full((3, 16), 0.2)
     assert at_passage(success, success, 0.21) is None
-    assert entered(success, success, 0.21) is None
+    assert mean_at_passage(success, success, 0.21) is None
     assert locked_share(success, -success, -success, 0.21) is None
     with pytest.raises(ConfigError, match="15 problems in 16 blocks"):
         at_passage(success[:, :15], success[:, :15], 0.1)

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from apo_lab.statistics.at_passage import passage
 from apo_lab.statistics.exact import exact_pass_at_k
-from apo_lab.statistics.passage import passage_leave_one_block_out
 from apo_lab.statistics.paths import area, first_passage, last_leave_one_block_out, leave_one_block_out
 from apo_lightning.errors import ConfigError
 
@@ -103,7 +103,7 @@ def passage_of(success, k, level):
 def test_every_value_is_the_first_passage_of_the_problems_that_are_left(seed, num_blocks, k):
     success = torch.rand(6, 11, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     level = success.mean(1).max().item() - 0.01
-    found = passage_leave_one_block_out(success, k, level, num_blocks)
+    found = passage(success, k, level, num_blocks)
     assert found.value == pytest.approx(passage_of(success, k, level))
     expected = [passage_of(without(success, b, num_blocks), k, level) for b in range(num_blocks)]
     assert found.without.tolist() == pytest.approx(expected)
@@ -111,15 +111,15 @@ def test_every_value_is_the_first_passage_of_the_problems_that_are_left(seed, nu
 
 def test_a_run_that_reaches_the_level_with_all_problems_only_has_a_value_without_each_block_and_others_have_none():
     success = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
-    found = [passage_leave_one_block_out(success, 64, level, num_blocks=2) for level in (0.36, 0.34)]
+    found = [passage(success, 64, level, num_blocks=2) for level in (0.36, 0.34)]
     assert [each is None for each in found] == [True, False]
     # 0.4 on average; without the second problem it reaches 0.2 alone: its value there is at its highest pass@1.
-    found = passage_leave_one_block_out(torch.tensor([[0.1, 0.1], [0.2, 0.6]]), 1, 0.4, num_blocks=2)
+    found = passage(torch.tensor([[0.1, 0.1], [0.2, 0.6]]), 1, 0.4, num_blocks=2)
     assert (found.value, *found.without.tolist()) == pytest.approx((0.4, 0.4, 0.2))
 
 
 @pytest.mark.parametrize("num_blocks", [1, 4])
-@pytest.mark.parametrize("endpoint", [leave_one_block_out, passage_leave_one_block_out])
+@pytest.mark.parametrize("endpoint", [leave_one_block_out, passage])
 def test_too_few_problems_for_the_blocks_are_refused(endpoint, num_blocks):
     with pytest.raises(ConfigError, match=f"3 problems in {num_blocks} blocks"):
         endpoint(torch.full((2, 3), 0.5), 64, 0.6, num_blocks)
