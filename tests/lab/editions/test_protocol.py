@@ -71,7 +71,7 @@ def test_what_leads_nowhere_is_refused(tmp_path, before, after, message):
     path.write_text(MINIATURE.replace(before, after))
     with pytest.raises(ConfigError, match=message):
         load_protocol(str(path))
-    with pytest.raises(ConfigError, match="edition=ful: choose from branches, cliff, countdown_rates, full, hour"):
+    with pytest.raises(ConfigError, match=f"edition=ful: choose from {', '.join(editions())}, or give"):
         load_protocol("ful")
 
 
@@ -136,10 +136,10 @@ def test_runs_of_other_stages_worlds_and_settings_do_not_count():
 
 def test_every_configuration_is_listed_with_the_runs_that_it_has():
     found = configurations(PROTOCOL, rows(*APO[:3]))
-    assert [(each.arm.variant, each.areas, each.num_seeds) for each in found] == [
+    assert [(each.arm.variant, each.values, each.num_seeds) for each in found] == [
         (WEAK, (0.7, 0.3), 2),
         (STRONG, (0.6,), 2),
         ("lr=1 clip=0.2", (), 2),
         ("lr=2 clip=0.2", (), 2),
     ]
-    assert [each.area for each in found] == [pytest.approx(0.5), None, None, None]
+    assert [each.mean for each in found] == [pytest.approx(0.5), None, None, None]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from apo_lab.editions.protocol import Protocol
 from apo_lab.reporting.laboratory.comparisons import answered
+from apo_lab.reporting.laboratory.decodings import decodings_tables
 from apo_lab.reporting.laboratory.figures import laboratory_figures
 from apo_lab.reporting.laboratory.layers import layers_tables
 from apo_lab.reporting.laboratory.levels import groups, level_tables
@@ -40,8 +41,9 @@ def laboratory_report(tables: Path, protocol: Protocol, *, date: str, registrati
     for stage in stages:
         made.append(long_table(edition) if stage.name == LONG else arms_table(edition, stage))
         made.append(verdicts_table(stage, questions))
-    made += [*level_tables(edition), shortfall_table(groups(edition)), *lost_tables(edition)]
-    made += [*layers_tables(edition), tuning_table(edition), prediction_table(edition, questions)]
+    made += [*decodings_tables(edition), *level_tables(edition), shortfall_table(groups(edition))]
+    made += [*lost_tables(edition), *layers_tables(edition), tuning_table(edition)]
+    made.append(prediction_table(edition, questions))
     return Report(
         title=f"The laboratory, edition {Path(protocol.name).stem}",
         date=date,

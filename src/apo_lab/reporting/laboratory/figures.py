@@ -18,6 +18,7 @@ from apo_lab.reporting.figures.canvas import (
     styled,
     ticks_in_per_cent,
 )
+from apo_lab.reporting.laboratory.decodings import decodings_figures
 from apo_lab.reporting.laboratory.layers import layers_figures
 from apo_lab.reporting.laboratory.levels import EVERY, EXPLORED, LOCKS, Group, best_single_strategy, groups
 from apo_lab.reporting.laboratory.lost import lost_figures
@@ -35,7 +36,7 @@ def laboratory_figures(edition: Edition) -> list[NamedFigure]:
     styles = _styles(edition)
     by_level = [_of_group(group, edition.protocol.worlds, styles) for group in groups(edition)]
     of_questions = [_of_question(edition, question, styles) for question in edition.protocol.questions]
-    lost = [*lost_figures(edition), *layers_figures(edition)]
+    lost = [*decodings_figures(edition), *lost_figures(edition), *layers_figures(edition)]
     return [*by_level, *lost, *(figure for figure in of_questions if figure)]
 
 
@@ -107,7 +108,7 @@ def _of_question(edition: Edition, question: Question, styles: Styles) -> NamedF
     stage = edition.protocol.stage(question.stage)
     names = dict.fromkeys(itertools.chain(*question.pairs))
     if question.endpoint in OF_ENTRANCES or any(name not in (m := method_of(name), m + AVERAGED) for name in names):
-        return None  # `lost_figures` draws these
+        return None  # `lost_figures`, `layers_figures` and `decodings_figures` draw these
     arms = {name: arm for name in names if len((arm := edition.arm(stage, question.worlds, name)).runs)}
     if not any(after in arms for _, after in question.pairs):
         return None
