@@ -1,6 +1,7 @@
 """The last policy of a run under other ways to decode it, each exact: temperatures, and the base model mixed in."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -37,30 +38,36 @@ def measure_decodings(cfg: DictConfig, last: Path, decodings: Mapping[str, Seque
     prompts = held_out_prompts(source, tokenizer, spec.prompt_template)
     coverage = ExactCoverage(source.puzzle, ks=(1, 8, 64))
     base = Policy(spec.load_model(0), tokenizer, torch.float32).eval()
-    of_base = dict(base.model.named_parameters())
+    base_weights = dict(base.model.named_parameters())
     trained = instantiate(cfg.model, path=str(last), _convert_="all").load_model(0).state_dict()
     policy = Policy(spec.load_model(0), tokenizer, torch.float32).eval()
     tree = coverage.tree(policy, prompts)
 
-    def tokens(name: str, settings: Sequence[float]) -> Iterator[Tokens]:
+    @cache
+    def of_policy(temperature: float) -> Tokens:
         policy.model.load_state_dict(trained)
-        own = tree.logprobs(policy, cfg.temperature)
-        for setting in settings:
-            if name.startswith(AVERAGED):
-                part = name.removeprefix(AVERAGED).removeprefix("_") or PARTS[0]
-                policy.model.load_state_dict(trained)
-                weights = weights_of_part(of_base, part, policy.model.config.num_hidden_layers)
-                average(dict(policy.model.named_parameters()), weights, setting)
-                found = tree.logprobs(policy, cfg.temperature)
-            elif name.endswith("temperature"):
-                found = tree.logprobs(policy, cfg.temperature * setting)
-            else:
-                found = mixed(own, tree.logprobs(base, cfg.temperature), setting)
-            yield found.where(tree.listed.starts, own) if name.startswith("+first") else found
+        return tree.logprobs(policy, cfg.temperature * temperature)
+
+    @cache
+    def of_base() -> Tokens:
+        return tree.logprobs(base, cfg.temperature)
+
+    def of_average(part: str, weight: float) -> Tokens:
+        policy.model.load_state_dict(trained)
+        weights = weights_of_part(base_weights, part, policy.model.config.num_hidden_layers)
+        average(dict(policy.model.named_parameters()), weights, weight)
+        return tree.logprobs(policy, cfg.temperature)
+
+    def tokens(name: str, setting: float) -> Tokens:
+        if name.startswith(AVERAGED):
+            return of_average(name.removeprefix(AVERAGED).removeprefix("_") or PARTS[0], setting)
+        is_temperature = name.endswith("temperature")
+        found = of_policy(setting) if is_temperature else mixed(of_policy(1.0), of_base(), setting)
+        return found.where(tree.listed.starts, of_policy(1.0)) if name.startswith("+first") else found
 
     for name, settings in decodings.items():
-        for place, found in enumerate(tokens(name, settings), start=1):
-            coverage.score_tokens(found, place, folder / name.removeprefix("+"))
+        for place, setting in enumerate(settings, start=1):
+            coverage.score_tokens(tokens(name, setting), place, folder / name.removeprefix("+"))
 
 
 def mixed(own: Tokens, of_base: Tokens, weight: float) -> Tokens:
