@@ -18,9 +18,10 @@ class DroppedErrors(GRPO):
         A ← 0 where A < 0 and u < drop_fraction,   u in [0, 1) a hash of the token and of its log π_old
 
     APO's gate leaves out the errors' tokens whose anchors already hold enough mass (`algo=apo_gate_only`; their share
-    is `apo/saturated_fraction`). This control tells whether fewer pushes or these suffice. Like the gate, u is the same
-    for equal tokens after equal prefixes and in all mini-batches of a rollout. Dropped tokens stay in every
-    denominator. `drop_fraction=0` is GRPO.
+    is `apo/saturated_fraction`). This control tells whether it matters which tokens are left out, or only how many.
+
+    Like the gate, u depends on the token and its prefix: equal tokens after equal prefixes have one u, unless rounding
+    gives them different log π_old. Dropped tokens stay in every denominator. `drop_fraction=0` is GRPO.
 
     Source: none; a control.
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from apo_lab.losses import CISPO, SAGE, ClipCov, CorrectOnlyKL, GridLoss, KLCov, LpReg, SimKO
+from apo_lab.losses import CISPO, SAGE, ClipCov, CorrectOnlyKL, DroppedErrors, GridLoss, KLCov, LpReg, SimKO
 from apo_lightning.losses import APO, GRPO, GRPOKL
 from apo_lightning.step.plan import token_weights
 from apo_lightning.step.settings import AGGREGATIONS
@@ -52,6 +52,7 @@ VARIANTS = {
     "few_of_a_small_pool": GridLoss(anchor_source="random", anchor_size=2, pool_size=7),
     "sage_far_guide": SAGE(guide_ratio=2.0, guide_threshold=0.5, highest_guide=3.0, kl_coef=0.5, error_only=True),
     "correct_only_full": CorrectOnlyKL(kl_estimator="full", kl_coef=0.5),
+    "half_of_the_errors_dropped": DroppedErrors(drop_fraction=0.5, dual_clip=3.0, entropy_coef=0.01),
     "lp_reg_of_all_errors": LpReg(fraction=1, kl_coef=0.5, clip_eps=0.2, clip_eps_high=0.3, dual_clip=3.0),
     "simko_strong": SimKO(alpha=0.5, top_k=5, quantile=0.3, top_penalty=3.0, dual_clip=4.0),
 }
@@ -148,7 +149,7 @@ def test_a_smaller_set_of_tokens_would_lose_a_gradient(name):
     assert (value_and_gradient(loss, case)[1][~smaller] != 0).any()
 
 
-BESIDE = (GRPOKL, CISPO, ClipCov, KLCov, LpReg)
+BESIDE = (GRPOKL, CISPO, ClipCov, DroppedErrors, KLCov, LpReg)
 """Losses with a term outside the surrogate, or whose `clip_fraction` counts something else than flat tokens."""
 
 

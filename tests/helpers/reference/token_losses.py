@@ -4,6 +4,7 @@ The gradient with respect to the logits is analytic; `tests/losses/test_battery.
 """
 
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,8 @@ def loss_and_gradient(settings: Mapping[str, Any], token: Token) -> tuple[float,
     a = token.advantage
     kind = settings["loss"]
     if kind == "ClipCov" and token.mark:
+        a = 0.0
+    if kind == "DroppedErrors" and a < 0 and draw_of(token) < settings["drop_fraction"]:
         a = 0.0
     if kind == "EntropyAdvantage":
         a += min(settings["alpha"] * entropy_of(p, logp), abs(a) / settings["kappa"])
@@ -192,6 +195,12 @@ def drawn(pool, y, count):
     ranks = sum(rank * v for rank, v in enumerate(pool, start=1))
     keys = {v: scrambled(scrambled(scrambled(ranks) ^ y) ^ v) for v in pool if v != y}
     return sorted(keys, key=keys.__getitem__)[:count]
+
+
+def draw_of(token):
+    """u in [0, 1), from the float32 of log π_old as an integer, and from the sampled token."""
+    (bits,) = struct.unpack("<I", struct.pack("<f", token.old_logprob))
+    return scrambled(scrambled(bits) ^ token.y) / 2**31
 
 
 def scrambled(x):
