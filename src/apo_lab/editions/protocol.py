@@ -15,6 +15,8 @@ ENDPOINTS = ("area", "passage", "last", "entered", "locked_share")
 """Names that a question may give as its `endpoint`."""
 OF_ENTRANCES = ("entered", "locked_share")
 """Those of them that are about entrances, not about pass@64."""
+UNITS = ("run", "instance")
+"""Values of a question's `unit`."""
 BLOCKS = 16
 """Blocks that problems are dealt into, for the variance over problems."""
 AVERAGED = "+average"
@@ -158,6 +160,9 @@ class Question:
     """What is compared: `area`; at the last step pass@64, `last`; where pass@1 first reaches L*, pass@64, `passage`,
     the share of a problem's entrances that 64 samples take, `entered`, and the share of the loss of pass@64 that is
     locked and not forgotten, `locked_share`."""
+    unit: str = "run"
+    """What is independent: `run`, for `verdicts.compare`, or `instance`, for `instances.compare_instances`, which takes
+    one value from each world."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,6 +319,8 @@ def _checked(protocol: Protocol) -> Protocol:
         if stage.is_decoded:
             named += [method_of(name) + after for name in named for after in (*DECODINGS, DECODED, ALIKE)]
         refuse(f"question {question.key}, endpoint", question.endpoint, ENDPOINTS)
+        units = UNITS if len(question.worlds) > 1 else UNITS[:1]
+        refuse(f"question {question.key}, unit over {len(question.worlds)} world(s)", question.unit, units)
         for world in question.worlds:
             refuse(f"question {question.key}", world, list(protocol.worlds))
         for before, after in question.pairs:

@@ -217,7 +217,8 @@ def compare(before: ArmScores, after: ArmScores) -> Contrast:
 def decide(contrasts: Sequence[Contrast], margin: float = MARGIN) -> list[Verdict]:
     """A verdict for each comparison of a family that was written down beforehand.
 
-    - `too few seeds`: an arm has fewer than 3 seeds in a world;
+    - `too few seeds`: an arm has fewer than 3 seeds in a world, or `instances.compare_instances` had fewer than 3
+      instances;
     - `higher` or `lower`: the p-value, adjusted by Holm's method over the whole family, is below 0.05;
     - `equivalent`: two one-sided tests at 0.05 reject a difference of ±`margin`: the 90 % interval lies between them;
     - `undecided`: else, also if nothing varies.

@@ -7,6 +7,7 @@ import torch
 
 from apo_lab.editions.protocol import BLOCKS, HALF, Prediction, Question, method_of
 from apo_lab.reporting.laboratory.reading import Edition, arm_name
+from apo_lab.statistics.instances import compare_instances
 from apo_lab.statistics.verdicts import MIN_SEEDS, ArmScores, Contrast, Outcome, Verdict, compare, decide
 
 DECIDED = (Outcome.HIGHER, Outcome.LOWER, Outcome.EQUIVALENT)
@@ -89,7 +90,8 @@ def _compared(edition: Edition, question: Question, before: str, after: str) -> 
 
     def contrast(endpoint: str) -> Contrast:
         scores = [arm.within(common).scores(endpoint) for arm in arms]
-        return compare(*([_half(common)] if before == HALF else []), *scores)
+        in_unit = compare_instances if question.unit == "instance" else compare
+        return in_unit(*([_half(common)] if before == HALF else []), *scores)
 
     return Comparison(
         before=before,

@@ -86,6 +86,7 @@ def verdicts_table(stage: Stage, questions: Iterable[Answered]) -> Table:
     own = [each for each in questions if each.question.stage == stage.name]
     rows = [_verdict_row(row, f"{each.question.key}: {each.question.text}") for each in own for row in each.comparisons]
     compared = " or ".join(text for name, text in COMPARED.items() if name in {each.question.endpoint for each in own})
+    by_instance = ", ".join(each.question.key for each in own if each.question.unit == "instance")
     return Table(
         name=f"lab_{stage.name}_verdicts",
         title=f"{stage_title(stage)}: verdicts",
@@ -98,6 +99,7 @@ def verdicts_table(stage: Stage, questions: Iterable[Answered]) -> Table:
             f"Difference of {compared}, with its 95 % interval over seeds, problems and worlds. Adjusted p: Holm's, "
             "over the comparisons of the question. Equivalent: the 90 % interval is within the margin. Last step: the "
             "difference of pass@64 there, secondary, without a correction or a verdict; pass@1 differs too.",
+            *([f"The unit is the instance, one difference each, in the t-tests of {by_instance}."] * bool(by_instance)),
         ),
     )
 
