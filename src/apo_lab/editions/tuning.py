@@ -39,7 +39,8 @@ def configurations(protocol: Protocol, runs: pd.DataFrame) -> list[Configuration
     stage = protocol.stage(TUNING)
     rows = runs[runs["stage"] == TUNING]
     keys = zip(rows["world"], rows["method"], rows["variant"], rows["seed"], strict=True)
-    values = dict(zip(keys, rows[protocol.tuned_by].astype(float).fillna(0.0), strict=True))
+    endpoint = pd.Series(rows[protocol.tuned_by], dtype=float).fillna(0.0)
+    values = dict(zip(keys, endpoint, strict=True))
     found = []
     for family, world in protocol.tuning.items():
         seeds = stage.seeds.get(world, ())
