@@ -1,4 +1,4 @@
-"""How often do verdicts err, and what do they find? Prints three Markdown tables; some four CPU minutes.
+"""How often do verdicts err, and what do they find? Prints four Markdown tables; some ten CPU minutes.
 
     python -m benchmarks.accuracy.verdicts
 
@@ -10,6 +10,8 @@ pass@64 falls steeply while pass@1 goes on rising. Each run goes through an endp
    last of the 7 has a later cliff. With an "interaction", the cliff also depends on the arm and world together.
 2. The power of each endpoint where methods part by 16 points near the last levels.
 3. How often `difference_band` holds the whole true curve of no difference.
+4. The first again, for `passage` with the instance as unit: the share of lost problems varies by arm and instance
+   together, and for power the last arm loses 4 % of the problems less, which is three points at L*.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,6 +23,7 @@ from scipy.stats import binomtest
 
 from apo_lab.editions.protocol import ENDPOINTS
 from apo_lab.statistics.exact import exact_pass_at_k
+from apo_lab.statistics.instances import compare_instances
 from apo_lab.statistics.levels import Curves, at_levels, difference_band
 from apo_lab.statistics.paths import leave_one_block_out
 from apo_lab.statistics.verdicts import LEVEL, ArmScores, Contrast, Outcome, compare, decide
@@ -38,6 +41,11 @@ LATER_CLIFFS = (0.01, 0.03)
 """Shifts of the last arm's cliff [pass@1]."""
 NUM_SEEDS_OF_TRUTH, NUM_PROBLEMS_OF_TRUTH = 300, 4096
 AT_16_POINTS = 0.16
+NUM_INSTANCES, FAMILY_OF_INSTANCES, FEWER_LOST = 8, 6, 0.04
+"""Of the edition `decoding`."""
+LOST = ((0.26, 0.0), (0.26, 0.033), (0.08, 0.0), (0.08, 0.012), (0.08, 0.019), (0.08, 0.033))
+"""Share of lost problems, as of GRPO and of a method that keeps them; sd of the difference of two arms over instances.
+In `branches` the latter is 0.012 between decoded arms and 0.033 between methods that keep branches."""
 LEVELS = np.linspace(0.15, LEVEL_OF_PASS_AT_1, 43)
 
 
@@ -153,6 +161,44 @@ def band_rows(num_families: int = NUM_FAMILIES) -> Iterator[list[str]]:
         yield [f"{num_seeds} seeds × {num_worlds} world{'s' if num_worlds > 1 else ''}", str(num_families), share(hits)]
 
 
+def runs_at_level(where: SimulatedWorld, cliff: Cliff, rng: np.random.Generator) -> list[torch.Tensor]:
+    """Three runs that reach L*."""
+    found = []
+    while len(found) < 3:
+        run = simulated_run(where, cliff, rng)
+        found += [run] if run.mean(1).max() >= LEVEL_OF_PASS_AT_1 else []
+    return found
+
+
+def instance_family(lost: float, difference_sd: float, rng: np.random.Generator) -> list[Contrast]:
+    """A family of one method, and at its end the comparison with an arm that loses `FEWER_LOST` less."""
+    worlds = [SimulatedWorld.draw(NUM_PROBLEMS, rng) for _ in range(NUM_INSTANCES)]
+
+    def arm(share: float) -> ArmScores:
+        shares = np.maximum(share + difference_sd / np.sqrt(2) * rng.standard_normal(NUM_INSTANCES), 0.002)
+        cliffs = [replace(REFERENCE, share=each) for each in shares]
+        runs = [runs_at_level(where, cliff, rng) for where, cliff in zip(worlds, cliffs, strict=True)]
+        return ArmScores(name="", tables={str(n): scores("passage", own) for n, own in enumerate(runs)})
+
+    reference = arm(lost)
+    shares = [lost] * FAMILY_OF_INSTANCES + [lost - FEWER_LOST]
+    return [compare_instances(reference, arm(each)) for each in shares]
+
+
+def instance_rows(num_families: int = NUM_FAMILIES) -> Iterator[list[str]]:
+    for lost, difference_sd in LOST:
+        rng = np.random.default_rng(0)
+        families = [instance_family(lost, difference_sd, rng) for _ in range(num_families)]
+        cells = null_cells([family[:-1] for family in families])
+        found = [decide(family[1:])[-1].outcome == Outcome.HIGHER for family in families]
+        points = 100 * np.mean([family[-1].difference.mean for family in families])
+        yield [
+            f"3 seeds × {NUM_INSTANCES} instances, lost {lost}, sd {difference_sd}",
+            *cells,
+            f"{share(found)} at {points:+.1f}",
+        ]
+
+
 def curves(worlds: list[SimulatedWorld], num_seeds: int, rng: np.random.Generator) -> Curves:
     found = {}
     for place, where in enumerate(worlds):
@@ -177,3 +223,4 @@ if __name__ == "__main__":
     show(HEADER, simulated_rows())
     show([f"power at {100 * AT_16_POINTS:.0f} points of pass@64 at the cliff", *ENDPOINTS], power_rows())
     show(["95 % band of a difference", "studies", "hold the whole curve"], band_rows())
+    show([f"`passage`, instance as unit, family of {FAMILY_OF_INSTANCES}", *HEADER[1:-2], "power"], instance_rows())
