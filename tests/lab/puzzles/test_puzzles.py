@@ -20,7 +20,7 @@ from composing import composed
 
 COUNTDOWN = Countdown(num_numbers=5, min_solutions=8, min_strategies=4)
 DIVISORS, LOCKS = Divisors(), Locks()
-EVERYTHING = [int(problem) for side in _sides(13).values() for problem in side]
+EVERYTHING = [int(problem) for side in _sides(13, None).values() for problem in side]
 
 
 def from_left_to_right(text):
@@ -131,7 +131,7 @@ def test_a_demonstration_is_a_divisor_of_a_training_problem():
     random = Random(3)
     for _ in range(50):
         problem, text = DIVISORS.demonstration(random)
-        assert problem in _sides(13)[False]
+        assert problem in _sides(13, None)[False]
         assert DIVISORS.is_correct(problem, text)
 
 
@@ -225,6 +225,10 @@ def test_demonstrations_never_show_a_held_out_problem_and_have_the_accuracy_aske
         (lambda: Countdown(num_numbers=6), "num_numbers is 6"),
         (lambda: COUNTDOWN.problems(20_000, 0, held_out=True), "10245 are held out"),
         (lambda: Divisors(max_smallest=2), "max_smallest is 2"),
+        (lambda: Divisors(dominance=0.25), "dominance is 0.25"),
+        (lambda: Divisors(dominance=0.9), "dominance is 0.9"),
+        (lambda: Divisors(max_smallest=11, dominance=0.5), "max_smallest is 11"),
+        (lambda: Divisors(dominance=0.5).problems(513, 0, held_out=True), "512 are held out"),
         (lambda: DIVISORS.problems(372, 0, held_out=True), "371 are held out"),
         (lambda: Locks(digit_accuracy=0.0), "digit_accuracy is 0"),
         (lambda: LOCKS.problems(10**7, 0, held_out=True), "at most"),
@@ -241,8 +245,22 @@ def tokenizer_of(model):
     return instantiate(composed(f"model={model}").model, _convert_="all").load_tokenizer()
 
 
+@pytest.mark.parametrize("dominance", [0.3, 0.45, 0.64, 0.85])
+def test_three_divides_a_share_of_the_numbers_and_all_shares_have_equally_many_divisors(dominance):
+    puzzle = Divisors(dominance=dominance)
+    held_out, trained_on = (puzzle.problems(count, 0, held_out=side) for count, side in ((512, True), (128, False)))
+    assert len({*held_out, *trained_on}) == 640
+    for problems, mean, tolerance in ((held_out, 2.915, 0.04), (trained_on, 2.7, 0.2)):
+        divisors = [[d for d in range(2, int(n)) if int(n) % d == 0] for n in problems]
+        solved = {d: sum(d in own for own in divisors) / len(divisors) for own in divisors for d in own}
+        assert solved[3] == pytest.approx(dominance, abs=0.5 / len(problems) + 1e-12)
+        assert all(share < solved[3] for d, share in solved.items() if d != 3)
+        assert sum(map(len, divisors)) / len(divisors) == pytest.approx(mean, abs=tolerance)
+    assert set(puzzle.strategies) <= set(DIVISORS.strategies)
+
+
 @pytest.mark.parametrize("model", ["tiny", "smollm2_135m"])
-@pytest.mark.parametrize("puzzle", [Locks(), Countdown(), Divisors()])
+@pytest.mark.parametrize("puzzle", [Locks(), Countdown(), Divisors(), Divisors(dominance=0.3)])
 def test_a_tokenizer_reads_one_token_a_symbol(puzzle, model):
     """Else the kinds of tokens, and the exact pass@k of a sampled answer, would be of other tokens."""
     assert isinstance(puzzle, Puzzle)
