@@ -41,7 +41,7 @@ LATER_CLIFFS = (0.01, 0.03)
 """Shifts of the last arm's cliff [pass@1]."""
 NUM_SEEDS_OF_TRUTH, NUM_PROBLEMS_OF_TRUTH = 300, 4096
 AT_16_POINTS = 0.16
-NUM_INSTANCES, FAMILY_OF_INSTANCES, FEWER_LOST = 8, 6, 0.04
+NUM_INSTANCES, NUM_SEEDS, FAMILY_OF_INSTANCES, FEWER_LOST = 8, 2, 6, 0.04
 """Of the edition `decoding`."""
 LOST = ((0.26, 0.0), (0.26, 0.033), (0.08, 0.0), (0.08, 0.012), (0.08, 0.019), (0.08, 0.033))
 """Share of lost problems, as of GRPO and of a method that keeps them; sd of the difference of two arms over instances.
@@ -162,9 +162,9 @@ def band_rows(num_families: int = NUM_FAMILIES) -> Iterator[list[str]]:
 
 
 def runs_at_level(where: SimulatedWorld, cliff: Cliff, rng: np.random.Generator) -> list[torch.Tensor]:
-    """Three runs that reach L*."""
+    """`NUM_SEEDS` runs that reach L*."""
     found = []
-    while len(found) < 3:
+    while len(found) < NUM_SEEDS:
         run = simulated_run(where, cliff, rng)
         found += [run] if run.mean(1).max() >= LEVEL_OF_PASS_AT_1 else []
     return found
@@ -193,7 +193,7 @@ def instance_rows(num_families: int = NUM_FAMILIES) -> Iterator[list[str]]:
         found = [decide(family[1:])[-1].outcome == Outcome.HIGHER for family in families]
         points = 100 * np.mean([family[-1].difference.mean for family in families])
         yield [
-            f"3 seeds × {NUM_INSTANCES} instances, lost {lost}, sd {difference_sd}",
+            f"{NUM_SEEDS} seeds × {NUM_INSTANCES} instances, lost {lost}, sd {difference_sd}",
             *cells,
             f"{share(found)} at {points:+.1f}",
         ]
