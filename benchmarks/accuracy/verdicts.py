@@ -41,7 +41,7 @@ LATER_CLIFFS = (0.01, 0.03)
 """Shifts of the last arm's cliff [pass@1]."""
 NUM_SEEDS_OF_TRUTH, NUM_PROBLEMS_OF_TRUTH = 300, 4096
 AT_16_POINTS = 0.16
-NUM_INSTANCES, NUM_SEEDS, FAMILY_OF_INSTANCES, FEWER_LOST = 8, 2, 6, 0.04
+NUM_INSTANCES, NUM_SEEDS, FAMILY_OF_INSTANCES, FEWER_LOST = 8, 3, 6, 0.04
 """Of the edition `decoding`."""
 LOST = ((0.26, 0.0), (0.26, 0.033), (0.08, 0.0), (0.08, 0.012), (0.08, 0.019), (0.08, 0.033))
 """Share of lost problems, as of GRPO and of a method that keeps them; sd of the difference of two arms over instances.

@@ -40,7 +40,8 @@ class ExactCoverage(StepCallback):
 
     All held-out problems are scored, also where `trainer.limit_val_batches` limits those that are sampled.
 
-    Prints the first and the last pass@1 and pass@64 of the run.
+    Prints the first and the last pass@1 and pass@64 of the run, which ends at the first evaluation point where the
+    exact pass@1 is `stop_at` or more, as after its last step; None: after `trainer.max_steps`.
 
     Writes to the run's folder: `exact/answers.json` (the listed answers and their entrances, once),
     `exact/step_000010.npz` (in that order, float32: `logprobs` of answers, `mass` and `skill` of `Entrances`) and
@@ -53,9 +54,14 @@ class ExactCoverage(StepCallback):
     """
 
     def __init__(
-        self, puzzle: Puzzle, ks: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256), tokens_per_microbatch: int = 2048
+        self,
+        puzzle: Puzzle,
+        ks: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256),
+        tokens_per_microbatch: int = 2048,
+        stop_at: float | None = None,
     ) -> None:
         self.puzzle = puzzle
+        self.stop_at = stop_at
         self.ks = tuple(ks)
         self.tokens_per_microbatch = tokens_per_microbatch
         self._tree: AnswerTree | None = None
@@ -80,7 +86,9 @@ class ExactCoverage(StepCallback):
         logged = {f"val/{self.puzzle.name}/exact/{name}": value for name, value in metrics.items()}
         for logger in trainer.loggers:
             logger.log_metrics({**logged, "step": float(output.step)}, step=output.step)
-        if trainer.is_global_zero and trainer.global_step >= trainer.max_steps:
+        if self.stop_at is not None and metrics["pass@1"] >= self.stop_at:
+            trainer.should_stop = True
+        if trainer.is_global_zero and (trainer.should_stop or trainer.global_step >= trainer.max_steps):
             say(self._closing_line(folder / METRICS, len(prompts)))
 
     @torch.no_grad()
