@@ -339,20 +339,16 @@ class LossInputs:
     """Σ_v π(v)(log π(v) − log π_ref(v)) [nats] over the whole vocabulary; carries the gradient, 0 where absent."""
     rollout_logprobs: Float[Tensor, "tokens"] | None = None
     """log π_rollout(y) [nats], reported by the engine."""
-    candidate_ids: Int[Tensor, "tokens candidates"] | None = None
-    """The current policy's K most likely tokens, in descending order of probability, ties by the lower id."""
-    candidate_logprobs: Float[Tensor, "tokens candidates"] | None = None
-    """log π [nats] at these ids; carries the gradient."""
     columns: Mapping[str, Float[Tensor, "tokens"]] = field(default_factory=dict)
     """Further values of each token by name, constant: the `columns` that `needs` asks parts for, and those that the
     loss's own `completion_columns` gave."""
 
 
 def detached(inputs: LossInputs) -> LossInputs:
-    """The same values of single tokens, without a gradient, and without anchors and candidates."""
+    """The same values of single tokens, without a gradient, and without anchors."""
     tensors = {item.name: getattr(inputs, item.name) for item in fields(inputs)}
     own = {name: value.detach() for name, value in tensors.items() if isinstance(value, Tensor)}
-    return replace(inputs, **(own | dict.fromkeys(("anchor", "candidate_ids", "candidate_logprobs"))))
+    return replace(inputs, **own, anchor=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,8 +383,6 @@ class Needs:
     reference_on: str | None = None
     """Of a loss: the one of `TOKEN_SETS` on which it reads the reference; None: all. On the other tokens `ref_logprobs`
     and `full_kl` are 0 and anchors are absent."""
-    candidate_size: int = 0
-    """Of a loss: K of the policy's own most likely tokens; 0 for none. Costs one more forward of the head."""
     completions: bool = False
     """Of a loss: it has `completion_columns`, which see whole completions. Costs one more forward of the head."""
     columns: frozenset[str] = frozenset()

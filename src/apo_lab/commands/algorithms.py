@@ -96,8 +96,6 @@ def _section(name: str, described: dict[str, str]) -> str:
 def _why_no_figure(node: DictConfig) -> str | None:
     """Why the bandit does not show what the algorithm does; None: it does."""
     needs = instantiate(node.loss).needs
-    if needs.candidate_size:
-        return "It reads ranks within a completion, and on the bandit a completion is one token."
     if needs.columns:
         return "It marks tokens of a whole mini-batch, and the bandit has one."
     if needs.completions and not needs.reference:
