@@ -28,7 +28,6 @@ OPTIONS = {
     "critic": "critic",
     "dynamic sampling": "dynamic.?sampling",
     "averaging": "averag(e|ing)",
-    "auxiliary": "auxiliary",
     "moving reference": "after_step|after_optimizer_step",
     "probes": "prob(e|es|ing)(?!a)",
     "history": "history",

@@ -207,7 +207,6 @@ def parts_of(prepared: Prepared, policy: Policy, reference: Reference | None) ->
         prepared.dynamic_sampling,
         History() if needs_of(prepared.advantage).history else None,
         None if prepared.critic is None or gae is None else Critic(prepared.critic, gae, policy),
-        prepared.auxiliary,
         ImportanceByLength() if prepared.loss.importance is not None else None,
         EngineCheck(),
         prepared.averaging if prepared.averaging.weight else None,

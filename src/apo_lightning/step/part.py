@@ -84,7 +84,7 @@ class Part:
 
     A step calls, for all parts in the order of the run's list, and on all ranks:
 
-        sampled → advantage_inputs → tabled → planned → for each mini-batch: terms, token_loss, clip_gradient,
+        sampled → advantage_inputs → tabled → planned → for each mini-batch: token_loss, clip_gradient,
         before_optimizer_step, optimizer_step → updated → metrics, output
 
     `setup` is what every step works with; see `Setup`. Time in `tabled`, `planned`, `before_optimizer_step` and
@@ -145,10 +145,6 @@ class Part:
 
     def planned(self, setup: Setup, plan: StepPlan, advantages: Advantages) -> None:
         """All that the update will read is known, and the policy has not moved since it sampled."""
-
-    def terms(self, setup: Setup, plan: StepPlan, minibatch: Minibatch) -> Sequence[Callable[[], Tensor]]:
-        """Further terms of a mini-batch's loss, each with a backward of its own; every rank gives equally many."""
-        return ()
 
     def token_loss(
         self, setup: Setup, plan: StepPlan, microbatch: Microbatch, hidden: Float[Tensor, "tokens hidden"]

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -70,13 +69,12 @@ def minibatch_gradient(
     with ExitStack() as passes:
         for model in trained + compared:
             passes.enter_context(unsharded_root(model))
-        terms = [partial(microbatch_loss, setup, plan, minibatch, batch, losses) for batch in minibatch.microbatches]
-        terms += [term for part in setup.parts for term in part.terms(setup, plan, minibatch)]
-        for number, term in enumerate(terms, start=1):
-            with grad_sync(trained, setup.ranks.trainer.strategy, enabled=number == len(terms)):
+        for number, microbatch in enumerate(minibatch.microbatches, start=1):
+            is_last = number == len(minibatch.microbatches)
+            with grad_sync(trained, setup.ranks.trainer.strategy, enabled=is_last):
                 # Strategies average over ranks; the weights already count the tokens of all ranks.
-                backward(term() * setup.ranks.world_size)
-    if not terms:
+                backward(microbatch_loss(setup, plan, minibatch, microbatch, losses) * setup.ranks.world_size)
+    if not minibatch.microbatches:
         for model in trained:
             zero_gradient(model)
     setup.ranks.reduce_gradients(own)
