@@ -30,7 +30,6 @@ OPTIONS = {
     "averaging": "averag(e|ing)",
     "moving reference": "after_step|after_optimizer_step",
     "probes": "prob(e|es|ing)(?!a)",
-    "history": "history",
     "importance": "importance",
 }
 """Options of a step, and how their names are found in a line."""

@@ -227,17 +227,6 @@ def mixed(is_correct: Bool[Tensor, "prompts group"]) -> Bool[Tensor, "prompts"]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptRecord:
-    """What the run has seen of one prompt before this step."""
-
-    num_sampled: int = 0
-    """Completions."""
-    num_correct: int = 0
-    answers: Mapping[str, int] = field(default_factory=dict)
-    """Parsed answer → completions that gave it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageInputs:
     """The inputs of an advantage estimator."""
 
@@ -257,8 +246,6 @@ class AdvantageInputs:
     """The length at which completions were cut."""
     unscored: Bool[Tensor, "prompts group"] | None = None
     """True where no reward applies; None: nowhere."""
-    history: tuple[PromptRecord, ...] | None = None
-    """[P] what earlier steps saw of each prompt, on all ranks; None unless the estimator's `needs` names it."""
 
     @classmethod
     def of(cls, rollouts: Rollouts) -> "AdvantageInputs":
@@ -285,8 +272,7 @@ class AdvantageInputs:
             if isinstance(values, Tensor)
         }
         answers = None if self.answers is None else (tuple(self.answers[prompt][i] for i in members),)
-        history = None if self.history is None else (self.history[prompt],)
-        return replace(self, **tables, answers=answers, history=history)
+        return replace(self, **tables, answers=answers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,8 +373,6 @@ class Needs:
     """Of a loss: it has `completion_columns`, which see whole completions. Costs one more forward of the head."""
     columns: frozenset[str] = frozenset()
     """Of a loss: columns of tokens that a part must give."""
-    history: bool = False
-    """Of an advantage: `AdvantageInputs.history`."""
     binary_rewards: bool = False
     """Of an advantage: rewards of 0 and 1 alone."""
 

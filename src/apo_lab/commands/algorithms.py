@@ -16,7 +16,6 @@ from omegaconf import DictConfig
 
 from apo_lab.reporting.figures.canvas import encode
 from apo_lab.theory.figures import GROUP_SIZE, RATE, RUNS, STEPS, TOKENS, algorithm_figure
-from apo_lightning.advantages import needs_of
 from apo_lightning.common.files import write_atomically
 from apo_lightning.run.choices import composed, config_folders, options_of
 from apo_lightning.types import Needs
@@ -73,9 +72,8 @@ def _section(name: str, described: dict[str, str]) -> str:
     node = _node(name)
     path = next(p for folder in config_folders() if (p := folder / "algo" / f"{name}.yaml").exists())
     comment = [line.removeprefix("# ") for line in path.read_text().splitlines() if line.startswith("# ")]
-    loss, advantage = instantiate(node.loss), instantiate(node.advantage)
     needs = functools.reduce(
-        Needs.__or__, (part.needs for part in instantiate(node.get("parts", {})).values()), loss.needs
+        Needs.__or__, (part.needs for part in instantiate(node.get("parts", {})).values()), instantiate(node.loss).needs
     )
     parts = [
         f"## {name}",
@@ -86,7 +84,7 @@ def _section(name: str, described: dict[str, str]) -> str:
         "",
         *_parts(node, name, described),
     ]
-    parts += [_costs(needs, needs_of(advantage).history, bool(node.get("critic"))), ""]
+    parts += [_costs(needs, bool(node.get("critic"))), ""]
     parts += [_why_no_figure(node) or f"![What {name} does to a bandit](figures/algorithms/{name}.svg)", ""]
     return "\n".join(parts)
 
@@ -98,8 +96,6 @@ def _why_no_figure(node: DictConfig) -> str | None:
         return "It marks tokens of a whole mini-batch, and the bandit has one."
     if needs.completions and not needs.reference:
         return "On the first mini-batch of a rollout, and so on the bandit, its gradient is GRPO's in this aggregation."
-    if needs_of(instantiate(node.advantage)).history:
-        return "It reads what earlier steps saw of a prompt, which the bandit does not keep."
     if node.get("dynamic_sampling"):
         return "It chooses among prompts, and the bandit is a single one."
     if node.get("parts"):
@@ -138,7 +134,7 @@ def _described(kind: type) -> list[str]:
     return lines
 
 
-def _costs(needs: Needs, reads_history: bool, has_critic: bool) -> str:
+def _costs(needs: Needs, has_critic: bool) -> str:
     """What it runs and reads, by its own declaration."""
     ran = {"all": "every completion", "nonzero_advantage": "completions of A ≠ 0"}
     extras = []
@@ -148,7 +144,6 @@ def _costs(needs: Needs, reads_history: bool, has_critic: bool) -> str:
     extras += ["the entropy of the policy"] * needs.entropy + ["one more forward of the head"] * needs.completions
     extras += ["statistics over the mini-batch"] * bool(needs.columns)
     extras += ["the values of a critic"] * has_critic
-    extras += ["what earlier steps saw of a prompt"] * reads_history
     runs = "every completion" if has_critic else ran[needs.gradient_on or "all"]  # a critic's loss is of every token
     return f"*The update runs* {runs}." + (f" *It reads* {'; '.join(extras)}." if extras else "")
 
