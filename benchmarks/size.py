@@ -28,10 +28,8 @@ OPTIONS = {
     "critic": "critic",
     "dynamic sampling": "dynamic.?sampling",
     "averaging": "averag(e|ing)",
-    "auxiliary": "auxiliary",
     "moving reference": "after_step|after_optimizer_step",
     "probes": "prob(e|es|ing)(?!a)",
-    "history": "history",
     "importance": "importance",
 }
 """Options of a step, and how their names are found in a line."""

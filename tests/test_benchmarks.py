@@ -163,8 +163,8 @@ def test_names_of_a_function_are_its_parameters_and_what_it_binds():
 
 
 def test_lines_are_counted_once_for_each_option_and_once_for_any():
-    found = size.lines_by_option(["critic, critic and Probe", "a probability", "if self.averaging:", "history"])
-    some = {"critic": 1, "probes": 1, "averaging": 1, "history": 1}
+    found = size.lines_by_option(["critic, critic and Probe", "a probability", "if self.averaging:", "importance"])
+    some = {"critic": 1, "probes": 1, "averaging": 1, "importance": 1}
     assert found == dict.fromkeys(size.OPTIONS, 0) | some | {"any": 3}
 
 

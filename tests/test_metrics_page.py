@@ -9,7 +9,6 @@ from apo_lightning.model.flops import ModelSize, Work
 from apo_lightning.module import PHASES
 from apo_lightning.step.step_metrics import StepWork, speed_metrics
 from composing import ROOT
-from rehearsing import base_samples
 from running import SIGNAL, read_metrics, train_tiny
 
 DIAGNOSTICS = (
@@ -61,9 +60,7 @@ def logged(tmp_path_factory) -> set[str]:
     work = StepWork(num_sampled=1, update=Work(), max_rank_tokens=0, num_ranks=1)
     gpu = speed_metrics(work, size, 1.0, {"update": 1.0, "step": 1.0})
     columns = set(gpu)
-    samples = base_samples(tmp_path_factory.mktemp("samples"))
-    runs = RUNS | {"dph": ("algo=dph", f"algo.auxiliary.samples={samples}")}
-    for name, overrides in runs.items():
+    for name, overrides in RUNS.items():
         folder: Path = tmp_path_factory.mktemp(name)
         signal = () if name == "weighted" else SIGNAL
         train_tiny(folder, *signal, "group_size=2", "trainer.max_steps=1", *overrides)

@@ -186,9 +186,9 @@ class AdvantageEstimator(Protocol):
     It is called once a step, with whole groups. `keep` False removes a completion from the update and from every
     denominator; an advantage of 0 does not.
 
-    An estimator that reads the history of prompts, or is defined for rewards of 0 and 1 only, says so in `needs`. One
-    that cannot work with groups of any size has `check(group_size)`, which raises `ConfigError` before the run. One
-    whose advantages are of tokens, from a critic's values, has `per_token = True`.
+    An estimator that is defined for rewards of 0 and 1 only says so in `needs`. One that cannot work with groups of any
+    size has `check(group_size)`, which raises `ConfigError` before the run. One whose advantages are of tokens, from a
+    critic's values, has `per_token = True`.
     """
 
     def __call__(self, inputs: AdvantageInputs) -> Advantages:

@@ -67,10 +67,7 @@ class RLVRModule(pl.LightningModule):
         with phase("generate"):
             rollouts = self._sample_step(batch)
         with phase("prepare"):
-            inputs = AdvantageInputs.of(rollouts)
-            for part in self.parts:
-                inputs = part.advantage_inputs(rollouts, inputs)
-            advantages = advantages_of(self.advantage, inputs)
+            advantages = advantages_of(self.advantage, AdvantageInputs.of(rollouts))
             table = setup.table(rollouts, advantages)
         self._each(lambda part: part.tabled(setup, table))
         with phase("prepare"):

@@ -227,17 +227,6 @@ def mixed(is_correct: Bool[Tensor, "prompts group"]) -> Bool[Tensor, "prompts"]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptRecord:
-    """What the run has seen of one prompt before this step."""
-
-    num_sampled: int = 0
-    """Completions."""
-    num_correct: int = 0
-    answers: Mapping[str, int] = field(default_factory=dict)
-    """Parsed answer → completions that gave it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageInputs:
     """The inputs of an advantage estimator."""
 
@@ -257,8 +246,6 @@ class AdvantageInputs:
     """The length at which completions were cut."""
     unscored: Bool[Tensor, "prompts group"] | None = None
     """True where no reward applies; None: nowhere."""
-    history: tuple[PromptRecord, ...] | None = None
-    """[P] what earlier steps saw of each prompt, on all ranks; None unless the estimator's `needs` names it."""
 
     @classmethod
     def of(cls, rollouts: Rollouts) -> "AdvantageInputs":
@@ -285,8 +272,7 @@ class AdvantageInputs:
             if isinstance(values, Tensor)
         }
         answers = None if self.answers is None else (tuple(self.answers[prompt][i] for i in members),)
-        history = None if self.history is None else (self.history[prompt],)
-        return replace(self, **tables, answers=answers, history=history)
+        return replace(self, **tables, answers=answers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,20 +325,16 @@ class LossInputs:
     """Σ_v π(v)(log π(v) − log π_ref(v)) [nats] over the whole vocabulary; carries the gradient, 0 where absent."""
     rollout_logprobs: Float[Tensor, "tokens"] | None = None
     """log π_rollout(y) [nats], reported by the engine."""
-    candidate_ids: Int[Tensor, "tokens candidates"] | None = None
-    """The current policy's K most likely tokens, in descending order of probability, ties by the lower id."""
-    candidate_logprobs: Float[Tensor, "tokens candidates"] | None = None
-    """log π [nats] at these ids; carries the gradient."""
     columns: Mapping[str, Float[Tensor, "tokens"]] = field(default_factory=dict)
     """Further values of each token by name, constant: the `columns` that `needs` asks parts for, and those that the
     loss's own `completion_columns` gave."""
 
 
 def detached(inputs: LossInputs) -> LossInputs:
-    """The same values of single tokens, without a gradient, and without anchors and candidates."""
+    """The same values of single tokens, without a gradient, and without anchors."""
     tensors = {item.name: getattr(inputs, item.name) for item in fields(inputs)}
     own = {name: value.detach() for name, value in tensors.items() if isinstance(value, Tensor)}
-    return replace(inputs, **(own | dict.fromkeys(("anchor", "candidate_ids", "candidate_logprobs"))))
+    return replace(inputs, **own, anchor=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,14 +369,10 @@ class Needs:
     reference_on: str | None = None
     """Of a loss: the one of `TOKEN_SETS` on which it reads the reference; None: all. On the other tokens `ref_logprobs`
     and `full_kl` are 0 and anchors are absent."""
-    candidate_size: int = 0
-    """Of a loss: K of the policy's own most likely tokens; 0 for none. Costs one more forward of the head."""
     completions: bool = False
     """Of a loss: it has `completion_columns`, which see whole completions. Costs one more forward of the head."""
     columns: frozenset[str] = frozenset()
     """Of a loss: columns of tokens that a part must give."""
-    history: bool = False
-    """Of an advantage: `AdvantageInputs.history`."""
     binary_rewards: bool = False
     """Of an advantage: rewards of 0 and 1 alone."""
 

@@ -75,7 +75,7 @@ class Case:
                 importance_weight=math.exp(self.old_logprobs[t].item() - rollout[t].item()),
                 mark=columns.get("marks", 0.0),
                 proxy_logprob=columns.get("proxy_logprobs", -math.inf),
-                sequence_value=columns.get("completion_mean", columns.get("entropy_rank", columns.get("place", 0.0))),
+                sequence_value=columns.get("completion_mean", columns.get("place", 0.0)),
             )
 
     def inputs(self, needs, logits, logprobs=None) -> LossInputs:
@@ -83,7 +83,6 @@ class Case:
         logprobs = logits.log_softmax(1) if logprobs is None else logprobs
         ref = [None if row is None else log_softmax(row) for row in self.ref_logits]
         at_y = [0.0 if row is None else row[int(y)] for row, y in zip(ref, self.token_ids, strict=True)]
-        own_ids = logprobs.detach().argsort(dim=1, descending=True, stable=True)[:, : needs.candidate_size]
         return LossInputs(
             token_ids=self.token_ids,
             sequence_ids=torch.arange(len(self.token_ids)) // 4,
@@ -97,8 +96,6 @@ class Case:
             full_kl=self._full_kl(ref, logprobs) if needs.full_kl else None,
             rollout_logprobs=None if self.rollout_logprobs is None else self.rollout_logprobs.to(logits.dtype),
             columns={name: values.to(logits.dtype) for name, values in self.columns.items()},
-            candidate_ids=own_ids if needs.candidate_size else None,
-            candidate_logprobs=logprobs.gather(1, own_ids) if needs.candidate_size else None,
         )
 
     def _anchor(self, k, ref, logprobs):

@@ -5,12 +5,10 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from apo_lightning.contracts import Samples
-from apo_lightning.rewards import CallableReward, MathVerifyReward
+from apo_lightning.rewards import MathVerifyReward
 from apo_lightning.types import Verdict
 
 
@@ -59,14 +57,6 @@ def failing_once_on_the_second_rank(completions: Sequence[Any], **columns: objec
 
 def broken(completions: Sequence[Any], **_: object) -> list[float]:
     raise OSError("no judge answers")
-
-
-class StatingReward(CallableReward):
-    """Verdicts with an answer: the first character."""
-
-    def score_samples(self, samples: Samples) -> list[Verdict]:
-        verdicts = super().score_samples(samples)
-        return [replace(v, extracted=text[:1] or None) for v, text in zip(verdicts, samples.texts, strict=True)]
 
 
 def logged_even_start(

@@ -1,15 +1,14 @@
 """`python -m apo_lab.commands.algorithms docs`: the page of all algorithms, from their files.
 
 A section is made of the first lines of the algorithm's YAML (what it is; a line that begins with "Use" says when), of
-the docstrings of its loss, advantage estimator, auxiliary term and parts, of what they declare, and of a run on a
-tabular policy.
+the docstrings of its loss, advantage estimator and parts, of what they declare, and of a run on a tabular policy.
 """
 
 import functools
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from hydra.utils import get_class, instantiate
@@ -17,7 +16,6 @@ from omegaconf import DictConfig
 
 from apo_lab.reporting.figures.canvas import encode
 from apo_lab.theory.figures import GROUP_SIZE, RATE, RUNS, STEPS, TOKENS, algorithm_figure
-from apo_lightning.advantages import needs_of
 from apo_lightning.common.files import write_atomically
 from apo_lightning.run.choices import composed, config_folders, options_of
 from apo_lightning.types import Needs
@@ -74,9 +72,8 @@ def _section(name: str, described: dict[str, str]) -> str:
     node = _node(name)
     path = next(p for folder in config_folders() if (p := folder / "algo" / f"{name}.yaml").exists())
     comment = [line.removeprefix("# ") for line in path.read_text().splitlines() if line.startswith("# ")]
-    loss, advantage = instantiate(node.loss), instantiate(node.advantage)
     needs = functools.reduce(
-        Needs.__or__, (part.needs for part in instantiate(node.get("parts", {})).values()), loss.needs
+        Needs.__or__, (part.needs for part in instantiate(node.get("parts", {})).values()), instantiate(node.loss).needs
     )
     parts = [
         f"## {name}",
@@ -87,8 +84,7 @@ def _section(name: str, described: dict[str, str]) -> str:
         "",
         *_parts(node, name, described),
     ]
-    extra_parts = [part for part in ("auxiliary", "critic") if node.get(part)]
-    parts += [_costs(needs, needs_of(advantage).history, extra_parts), ""]
+    parts += [_costs(needs, bool(node.get("critic"))), ""]
     parts += [_why_no_figure(node) or f"![What {name} does to a bandit](figures/algorithms/{name}.svg)", ""]
     return "\n".join(parts)
 
@@ -96,28 +92,22 @@ def _section(name: str, described: dict[str, str]) -> str:
 def _why_no_figure(node: DictConfig) -> str | None:
     """Why the bandit does not show what the algorithm does; None: it does."""
     needs = instantiate(node.loss).needs
-    if needs.candidate_size:
-        return "It reads ranks within a completion, and on the bandit a completion is one token."
     if needs.columns:
         return "It marks tokens of a whole mini-batch, and the bandit has one."
     if needs.completions and not needs.reference:
         return "On the first mini-batch of a rollout, and so on the bandit, its gradient is GRPO's in this aggregation."
-    if needs_of(instantiate(node.advantage)).history:
-        return "It reads what earlier steps saw of a prompt, which the bandit does not keep."
     if node.get("dynamic_sampling"):
         return "It chooses among prompts, and the bandit is a single one."
     if node.get("parts"):
         return "Without its part, as on the bandit, it is GRPO."
-    if node.get("auxiliary"):
-        return "Without stored completions, as on the bandit, it is GRPO."
     if node.get("critic"):
         return "Without its critic, as on the bandit, it is REINFORCE."
     return "The bandit has fewer tokens than it reads anchors." if needs.anchor_size > TOKENS else None
 
 
 def _parts(node: DictConfig, name: str, described: dict[str, str]) -> list[str]:
-    """Loss, estimator, auxiliary term and parts: those of this section with their formulas, the others as links."""
-    nodes = [node[key] for key in ("loss", "advantage", "auxiliary") if node.get(key)]
+    """Loss, estimator and parts: those of this section with their formulas, the others as links."""
+    nodes = [node[key] for key in ("loss", "advantage")]
     kinds = [kind for item in (*nodes, *node.get("parts", {}).values()) for kind in _classes(item)]
     new = [kind for kind in kinds if described.setdefault(kind.__name__, name) == name]
     others = [kind.__name__ for kind in kinds if kind not in new and kind.__name__ != USUAL[0]]
@@ -144,7 +134,7 @@ def _described(kind: type) -> list[str]:
     return lines
 
 
-def _costs(needs: Needs, reads_history: bool, extra_parts: Sequence[str]) -> str:
+def _costs(needs: Needs, has_critic: bool) -> str:
     """What it runs and reads, by its own declaration."""
     ran = {"all": "every completion", "nonzero_advantage": "completions of A ≠ 0"}
     extras = []
@@ -153,11 +143,8 @@ def _costs(needs: Needs, reads_history: bool, extra_parts: Sequence[str]) -> str
         extras.append(f"the reference on {read}" + (f", {needs.anchor_size} anchors each" if needs.anchor_size else ""))
     extras += ["the entropy of the policy"] * needs.entropy + ["one more forward of the head"] * needs.completions
     extras += ["statistics over the mini-batch"] * bool(needs.columns)
-    extras += ["stored completions, with a gradient"] * ("auxiliary" in extra_parts)
-    extras += ["the values of a critic"] * ("critic" in extra_parts)
-    extras += ["what earlier steps saw of a prompt"] * reads_history
-    runs = ran[needs.gradient_on or "all"]
-    runs = "every completion" if "critic" in extra_parts else runs  # its own loss is of every token
+    extras += ["the values of a critic"] * has_critic
+    runs = "every completion" if has_critic else ran[needs.gradient_on or "all"]  # a critic's loss is of every token
     return f"*The update runs* {runs}." + (f" *It reads* {'; '.join(extras)}." if extras else "")
 
 

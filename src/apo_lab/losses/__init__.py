@@ -9,7 +9,6 @@ from apo_lab.losses.gmpo import GMPO
 from apo_lab.losses.grid import GridLoss
 from apo_lab.losses.low_probability import LpReg
 from apo_lab.losses.sage import SAGE
-from apo_lab.losses.simko import SimKO
 
 __all__ = [
     "CISPO",
@@ -22,5 +21,4 @@ __all__ = [
     "GridLoss",
     "KLCov",
     "LpReg",
-    "SimKO",
 ]

@@ -15,7 +15,7 @@ from apo_lab.theory.problems import Tree, dist
 from apo_lightning.advantages import AdvantageEstimator, GroupNormalized, SignedReward
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
-from apo_lightning.types import AdvantageInputs, PromptRecord
+from apo_lightning.types import AdvantageInputs
 
 LONG = 2**20
 """A length limit that no completion here comes near."""
@@ -80,7 +80,6 @@ def weighted_advantages(
         truncated=torch.zeros_like(is_correct),
         mean_logprobs=logprobs,
         answers=None if tokens is None else tuple(tuple(map(str, row)) for row in tokens.tolist()),
-        history=(PromptRecord(),) * len(is_correct),
         max_completion_tokens=LONG,
     )
     result = advantage(inputs)

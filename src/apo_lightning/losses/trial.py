@@ -79,7 +79,7 @@ def _try(loss: PolicyLoss, log_ratio: float) -> None:
 def _inputs(loss: PolicyLoss, log_ratio: float) -> tuple[LossInputs, Tensor]:
     """What the update would hand to the loss, and the logits; policy and reference differ."""
     needs = loss.needs
-    vocab_size = max(32, 2 * needs.anchor_size, 2 * needs.candidate_size)
+    vocab_size = max(32, 2 * needs.anchor_size)
     logits = torch.arange(float(NUM_TOKENS * vocab_size)).sin().view(NUM_TOKENS, vocab_size).requires_grad_()
     policy, reference = logits.log_softmax(1), (1.1 * logits.detach()).log_softmax(1)
     token_ids = torch.arange(NUM_TOKENS)
@@ -87,12 +87,10 @@ def _inputs(loss: PolicyLoss, log_ratio: float) -> tuple[LossInputs, Tensor]:
     entropy = -(policy.exp() * policy).sum(1)
     sequence_ids = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2])
     advantages = torch.tensor([1.0, -1.0, 0.0])[sequence_ids]
-    anchor = candidate_ids = None
+    anchor = None
     if needs.anchor_size:
         top = reference.topk(needs.anchor_size)
         anchor = Anchor(token_ids=top.indices, ref_logprobs=top.values, logprobs=policy.gather(1, top.indices))
-    if needs.candidate_size:
-        candidate_ids = policy.detach().topk(needs.candidate_size).indices
     inputs = LossInputs(
         token_ids=token_ids,
         sequence_ids=sequence_ids,
@@ -105,8 +103,6 @@ def _inputs(loss: PolicyLoss, log_ratio: float) -> tuple[LossInputs, Tensor]:
         anchor=anchor,
         entropy=entropy if needs.entropy else None,
         full_kl=(policy.exp() * (policy - reference)).sum(1) if needs.full_kl else None,
-        candidate_ids=candidate_ids,
-        candidate_logprobs=None if candidate_ids is None else policy.gather(1, candidate_ids),
         columns=dict.fromkeys(needs.columns, torch.ones(NUM_TOKENS)),
     )
     if needs.completions:

@@ -8,7 +8,7 @@ from itertools import count, islice
 
 import torch
 
-from apo_lightning.advantages import Informative, SignedReward, gae_of, needs_of
+from apo_lightning.advantages import Informative, SignedReward, gae_of
 from apo_lightning.contracts import AdvantageEstimator, estimators_in
 from apo_lightning.distributed.gathering import Exchange, from_all_ranks
 from apo_lightning.errors import ConfigError
@@ -79,11 +79,6 @@ class DynamicSampling(Part):
             raise ConfigError(
                 f"algo.advantage is {type(advantage).__name__}: with algo.dynamic_sampling, wrap it in "
                 "apo_lightning.advantages.Informative, which drops the groups that fill a batch"
-            )
-        if needs_of(advantage).history:
-            raise ConfigError(
-                "algo.advantage reads the history of prompts, which would lack the groups that algo.dynamic_sampling "
-                "throws away: give algo.dynamic_sampling=null"
             )
         # A second draw within a step would repeat the completions, whose seeds depend on step and prompt.
         if (most := self.most_prompts(settings.prompts_per_step)) > num_prompts:

@@ -26,7 +26,6 @@ from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import ReferenceSchedule
 from apo_lightning.model.spec import PolicySpec
-from apo_lightning.parts.auxiliary import Auxiliary
 from apo_lightning.parts.averaging import BaseAveraging
 from apo_lightning.parts.critic import CriticSettings
 from apo_lightning.parts.dynamic_sampling import DynamicSampling
@@ -81,8 +80,6 @@ class Algorithm:
         """None: the advantage needs no values."""
         if self.critic is not None:
             self.critic.check(self.advantage, self.loss, cfg.trainer.max_steps)
-            if cfg.algo.get("auxiliary") is not None:
-                raise ConfigError("algo.auxiliary with algo.critic: its term trains no critic; leave one of them out")
         elif gae_of(self.advantage) is not None:
             raise ConfigError(
                 "algo.advantage is GAE, which reads the values of a critic: choose algo=ppo, or give algo.critic"
@@ -132,29 +129,24 @@ class Prepared(Algorithm):
         if self.dynamic_sampling is not None:
             self.dynamic_sampling.check(self.settings, len(self.data.train_prompts), self.advantage)
         check_reward(self.reward, self.data.prompts, self.tokenizer, self.num_optimizer_steps)
-        self.auxiliary: Auxiliary | None = None
-        if (term := instantiate(cfg.algo.get("auxiliary"))) is not None:
-            stored = term.load(self.data.train_prompts, self.tokenizer, self.settings.max_completion_tokens)
-            self.auxiliary = Auxiliary(term, stored)
         self.checkpoint: CheckpointSettings = instantiate(cfg.checkpoint)
         self.checkpoint.check(self.data.validation_names, self.settings.validation_samples)
         check_monitors(self.callbacks, trainer, self.data.validation_names)
         compared = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in FREE])
         self.config = cast("dict[str, Any]", OmegaConf.to_container(compared, resolve=True)) | {HORIZON: self.horizon}
         """The settings that checkpoints are compared by, as plain data."""
-        contents = fingerprints(self.model, self.reference, self.data, self.auxiliary)
+        contents = fingerprints(self.model, self.reference, self.data)
         self.sources = contents | code_fingerprints(self.config)
         """Fingerprints of the contents that they are compared by."""
 
     @property
     def notices(self) -> list[str]:
         """What a user should know before the run, one line each."""
-        of_auxiliary = None if self.auxiliary is None else self.auxiliary.describe()
         of_sampling = None if self.dynamic_sampling is None else self.dynamic_sampling.notice(self.advantage)
         of_weights = None
         if self.model.path is not None and self.model.check_weights() is None:
             of_weights = f"model.path={self.model.path}: its weights are not on this machine yet, so none is checked"
-        return [notice for notice in (of_auxiliary, of_sampling, of_weights) if notice is not None]
+        return [notice for notice in (of_sampling, of_weights) if notice is not None]
 
     def schedule_notice(self, header: Header) -> str | None:
         """What a run that resumes should know of its learning rates: that they are not those it was begun with."""

@@ -40,7 +40,7 @@ ANNOTATIONS = {"seed": SEED, **get_type_hints(StepSettings)}
 """What the settings of a training run are that belong to no `_target_`, for `check_values`."""
 
 SECTIONS = {
-    "algo": ("loss", "advantage", "aggregation", "critic", "dynamic_sampling", "auxiliary", "parts"),
+    "algo": ("loss", "advantage", "aggregation", "critic", "dynamic_sampling", "parts"),
     "policy": ("lora",),
 }
 """Keys of the sections that are no `_target_`, which would refuse others."""

@@ -15,13 +15,10 @@ from apo_lightning.common.formatting import flatten
 from apo_lightning.data.datamodule import PromptDataModule
 from apo_lightning.model.reference import ReferenceSchedule
 from apo_lightning.model.spec import PolicySpec
-from apo_lightning.parts.auxiliary import Auxiliary
 from apo_lightning.types import Prompt
 
 
-def fingerprints(
-    model: PolicySpec, reference: ReferenceSchedule, data: PromptDataModule, auxiliary: Auxiliary | None
-) -> dict[str, str]:
+def fingerprints(model: PolicySpec, reference: ReferenceSchedule, data: PromptDataModule) -> dict[str, str]:
     """Name → fingerprint of each content that a resumed run must find unchanged."""
     held_out = data.validation_prompts
     found: dict[str, str | None] = {
@@ -31,9 +28,6 @@ def fingerprints(
     }
     if reference.path is not None:
         found["the weights of reference_path"] = replace(model, path=reference.path, config=None).check_weights()
-    if auxiliary is not None:
-        completions = [*map(list, auxiliary.sequences.completions)]
-        found["the samples of algo.auxiliary"] = hashlib.sha256(json.dumps(completions).encode()).hexdigest()
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from omegaconf import DictConfig
 from transformers import PreTrainedModel
 
-from apo_lightning.advantages import gae_of, needs_of
+from apo_lightning.advantages import gae_of
 from apo_lightning.callbacks.export import owes_export
 from apo_lightning.checkpoints import Checkpointer, StopRequest
 from apo_lightning.checkpoints.resume import HORIZON, find_checkpoint
@@ -32,7 +32,6 @@ from apo_lightning.model.spec import describe
 from apo_lightning.module import RLVRModule
 from apo_lightning.parts.critic import Critic
 from apo_lightning.parts.engine_check import EngineCheck
-from apo_lightning.parts.history import History
 from apo_lightning.parts.importance import ImportanceByLength
 from apo_lightning.parts.moving_reference import MovingReference
 from apo_lightning.parts.probes import Probes
@@ -205,9 +204,7 @@ def parts_of(prepared: Prepared, policy: Policy, reference: Reference | None) ->
     probing = [callback for callback in prepared.callbacks if hasattr(callback, "probe")]
     found: list[Part | None] = [
         prepared.dynamic_sampling,
-        History() if needs_of(prepared.advantage).history else None,
         None if prepared.critic is None or gae is None else Critic(prepared.critic, gae, policy),
-        prepared.auxiliary,
         ImportanceByLength() if prepared.loss.importance is not None else None,
         EngineCheck(),
         prepared.averaging if prepared.averaging.weight else None,

@@ -21,7 +21,6 @@ from apo_lightning.step.table import StepTable
 from apo_lightning.step.update_record import MinibatchGradient, NonfiniteSteps
 from apo_lightning.types import (
     TOKEN_SETS,
-    AdvantageInputs,
     Advantages,
     LossOutput,
     Needs,
@@ -84,8 +83,8 @@ class Part:
 
     A step calls, for all parts in the order of the run's list, and on all ranks:
 
-        sampled → advantage_inputs → tabled → planned → for each mini-batch: terms, token_loss, clip_gradient,
-        before_optimizer_step, optimizer_step → updated → metrics, output
+        sampled → tabled → planned → for each mini-batch: token_loss, clip_gradient, before_optimizer_step,
+        optimizer_step → updated → metrics, output
 
     `setup` is what every step works with; see `Setup`. Time in `tabled`, `planned`, `before_optimizer_step` and
     `updated` is logged as `time/<name>`; that in the other methods belongs to the stage around them.
@@ -136,19 +135,11 @@ class Part:
         """
         return rollouts
 
-    def advantage_inputs(self, rollouts: Rollouts, inputs: AdvantageInputs) -> AdvantageInputs:
-        """What the advantage estimator reads."""
-        return inputs
-
     def tabled(self, setup: Setup, table: StepTable) -> None:
         """The table of the step exists; its advantages may be replaced."""
 
     def planned(self, setup: Setup, plan: StepPlan, advantages: Advantages) -> None:
         """All that the update will read is known, and the policy has not moved since it sampled."""
-
-    def terms(self, setup: Setup, plan: StepPlan, minibatch: Minibatch) -> Sequence[Callable[[], Tensor]]:
-        """Further terms of a mini-batch's loss, each with a backward of its own; every rank gives equally many."""
-        return ()
 
     def token_loss(
         self, setup: Setup, plan: StepPlan, microbatch: Microbatch, hidden: Float[Tensor, "tokens hidden"]

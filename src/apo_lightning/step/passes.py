@@ -3,11 +3,9 @@
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
-from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from apo_lightning.distributed.root_params import clip_grad_norm, grad_sync, unsharded_root, zero_gradient
@@ -71,13 +69,12 @@ def minibatch_gradient(
     with ExitStack() as passes:
         for model in trained + compared:
             passes.enter_context(unsharded_root(model))
-        terms = [partial(microbatch_loss, setup, plan, minibatch, batch, losses) for batch in minibatch.microbatches]
-        terms += [term for part in setup.parts for term in part.terms(setup, plan, minibatch)]
-        for number, term in enumerate(terms, start=1):
-            with grad_sync(trained, setup.ranks.trainer.strategy, enabled=number == len(terms)):
+        for number, microbatch in enumerate(minibatch.microbatches, start=1):
+            is_last = number == len(minibatch.microbatches)
+            with grad_sync(trained, setup.ranks.trainer.strategy, enabled=is_last):
                 # Strategies average over ranks; the weights already count the tokens of all ranks.
-                backward(term() * setup.ranks.world_size)
-    if not terms:
+                backward(microbatch_loss(setup, plan, minibatch, microbatch, losses) * setup.ranks.world_size)
+    if not minibatch.microbatches:
         for model in trained:
             zero_gradient(model)
     setup.ranks.reduce_gradients(own)
@@ -149,12 +146,8 @@ class LossReader:
             self.compared = setup.reference.hidden_states(microbatch), setup.reference.head_weight
         targets, temperature = microbatch.targets, setup.settings.temperature
         self.columns = {name: self.table.columns[name][microbatch.token_index] for name in self.needs.columns}
-        self.candidate_ids: Int[Tensor, "tokens candidates"] | None = None
-        with torch.no_grad():
-            if k := self.needs.candidate_size:
-                top = setup.policy.read_top(hidden.detach(), targets, k, temperature=temperature)
-                self.candidate_ids = top.anchor_ids
-            if self.needs.completions:
+        if self.needs.completions:
+            with torch.no_grad():
                 statistics = setup.policy.read_head(hidden.detach(), targets, temperature=temperature)
                 whole = detached(self._inputs(slice(None), microbatch, statistics))
                 self.columns |= setup.loss.completion_columns(whole)
@@ -163,17 +156,10 @@ class LossReader:
         """The inputs of one chunk of the micro-batch's tokens."""
         chunk = self.microbatch.part(tokens)
         anchor_ids = self.table.anchor_ids(chunk, self.needs.anchor_size, self.plan.reference_mask)
-        candidate_ids = None if self.candidate_ids is None else self.candidate_ids[tokens]
-        asked = [ids for ids in (candidate_ids, anchor_ids) if ids is not None]
-        statistics = head.statistics(tokens, chunk.targets, torch.cat(asked, 1) if asked else None, *self.compared)
-        candidates = None
-        if candidate_ids is not None and statistics.anchor_logprobs is not None:
-            candidates, others = statistics.anchor_logprobs.tensor_split([candidate_ids.shape[1]], dim=1)
-            statistics = replace(statistics, anchor_logprobs=None if anchor_ids is None else others)
+        statistics = head.statistics(tokens, chunk.targets, anchor_ids, *self.compared)
         if self.records:
             self.table.record_policy(chunk, statistics)
-        inputs = self._inputs(tokens, chunk, statistics)
-        return replace(inputs, candidate_ids=candidate_ids, candidate_logprobs=candidates)
+        return self._inputs(tokens, chunk, statistics)
 
     def _inputs(self, tokens: slice, chunk: Microbatch, statistics: TokenStatistics) -> LossInputs:
         index, table = chunk.token_index, self.table

@@ -21,7 +21,7 @@ from apo_lightning.advantages import (
 )
 from apo_lightning.contracts import check_group_size
 from apo_lightning.errors import ConfigError
-from apo_lightning.types import AdvantageInputs, PromptRecord
+from apo_lightning.types import AdvantageInputs
 from loss_cases import ALGORITHMS, algorithm
 
 CENTERED = [GroupNormalized(), GroupNormalized(normalize_std=False), LeaveOneOut()]
@@ -36,7 +36,6 @@ def inputs(rewards):
         truncated=torch.zeros_like(table, dtype=torch.bool),
         mean_logprobs=-torch.arange(table.numel()).view(table.shape) / table.numel(),
         answers=tuple(tuple(f"{value:g}" for value in row) for row in rewards),
-        history=tuple(PromptRecord() for _ in rewards),
         max_completion_tokens=8,
     )
 

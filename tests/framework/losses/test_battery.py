@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from apo_lab.losses import CISPO, SAGE, ClipCov, CorrectOnlyKL, DroppedErrors, GridLoss, KLCov, LpReg, SimKO
+from apo_lab.losses import CISPO, SAGE, ClipCov, CorrectOnlyKL, DroppedErrors, GridLoss, KLCov, LpReg
 from apo_lightning.losses import APO, GRPO, GRPOKL
 from apo_lightning.step.plan import token_weights
 from apo_lightning.step.settings import AGGREGATIONS
@@ -54,7 +54,6 @@ VARIANTS = {
     "correct_only_full": CorrectOnlyKL(kl_estimator="full", kl_coef=0.5),
     "half_of_the_errors_dropped": DroppedErrors(drop_fraction=0.5, dual_clip=3.0, entropy_coef=0.01),
     "lp_reg_of_all_errors": LpReg(fraction=1, kl_coef=0.5, clip_eps=0.2, clip_eps_high=0.3, dual_clip=3.0),
-    "simko_strong": SimKO(alpha=0.5, top_k=5, quantile=0.3, top_penalty=3.0, dual_clip=4.0),
 }
 NAMES = (*ALGORITHMS, *VARIANTS)
 KINDS = ("plain", "far", "confident", "narrow", "absent", "weighted")
@@ -91,7 +90,7 @@ def test_value_and_gradient_follow_the_equations(name):
 
 STRAIGHT_THROUGH = (
     *("k3_plus", "apo_cross_entropy", "apo_gate_only", "apo_log_mass", "pull_only", "cispo", "gspo", "gmpo"),
-    *("entropy_advantage", "sage", "sage_far_guide", "simko", "simko_strong"),
+    *("entropy_advantage", "sage", "sage_far_guide"),
 )
 
 

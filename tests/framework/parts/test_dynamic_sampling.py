@@ -19,7 +19,7 @@ from apo_lightning.errors import ConfigError, Preempted
 from apo_lightning.module import RLVRModule
 from apo_lightning.parts.dynamic_sampling import DynamicSampling, later_prompts, select
 from apo_lightning.run import prepare
-from apo_lightning.types import AdvantageInputs, Needs, Rollouts, concatenate, mixed
+from apo_lightning.types import AdvantageInputs, Rollouts, concatenate, mixed
 from composing import composed
 from factories import SETTINGS, make_prompt
 from running import RUN, SIGNAL, on_one_and_two_ranks, train_tiny, training_rows, weights, without_clock
@@ -240,15 +240,6 @@ def test_groups_are_dropped_by_their_verdicts_and_not_by_their_rewards():
         both.check(1)
 
 
-class RareReward:
-    """A shaping that reads how often a prompt was solved before."""
-
-    needs = Needs(history=True)
-
-    def __call__(self, inputs):
-        return inputs.rewards
-
-
 def test_what_cannot_work_is_refused_and_named():
     sampling, good = DynamicSampling(max_rounds=3, oversample=1.5), Informative(GroupNormalized())
     # Two prompts a step: at most 2 + 2·3.
@@ -257,7 +248,6 @@ def test_what_cannot_work_is_refused_and_named():
         ({"settings": replace(SETTINGS, group_size=1)}, "group_size is 1"),
         ({"advantage": Informative(GAE())}, "algo.critic"),
         ({"advantage": GroupNormalized()}, "algo.advantage is GroupNormalized: .*Informative"),
-        ({"advantage": Shaped(good, RareReward())}, "reads the history of prompts"),
         ({"num_prompts": 7}, "may draw 8 prompts in a step, and there are 7"),
     ):
         values = {"settings": SETTINGS, "num_prompts": 8, "advantage": good} | changes

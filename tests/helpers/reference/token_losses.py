@@ -63,15 +63,6 @@ def loss_and_gradient(settings: Mapping[str, Any], token: Token) -> tuple[float,
         rho = math.exp(token.sequence_value)
         drho = [rho * d for d in dlogp_y]
 
-    if kind == "SimKO" and token.sequence_value > settings["quantile"]:
-        top, alpha = top_k(token.logits, settings["top_k"]), settings["alpha"]
-        if token.is_correct and abs(raw) <= LIMIT:
-            drho = [
-                r * sum((1 - alpha) * dlogp_y[v] + alpha * ((v == k) - p[v]) for k in top) / len(top) for v in vocab
-            ]
-        if a < 0 and token.y == top[0]:
-            a *= settings["top_penalty"]
-
     # rho = push * r - pull * r_anchor on triggered errors, r + pull * r_anchor on other triggered tokens
     penalty, dpenalty = 0.0, [0.0] * len(p)
     if "push_coef" in settings:

@@ -10,21 +10,18 @@ from hypothesis import given
 
 from advantage_cases import check_apo, inputs
 from apo_lab.advantages import (
-    BoundaryGate,
     DifferentialSmoothing,
     InverseFrequency,
     MaxRL,
     PassAtKWeight,
-    RareAnswers,
     RepeatedAnswers,
     UniformCorrect,
     Unlikeliness,
 )
-from apo_lab.advantages.boundary_gate import boundary_utility
 from apo_lightning.advantages import Adjusted, GroupNormalized, LeaveOneOut, Shaped, SignedReward, Truncated
 from apo_lightning.advantages.estimator import keep_all
 from apo_lightning.errors import ConfigError
-from apo_lightning.types import Needs, PromptRecord
+from apo_lightning.types import Needs
 
 GROUP = st.lists(st.tuples(st.booleans(), st.floats(-5, 0)), min_size=2, max_size=8)
 
@@ -71,48 +68,6 @@ def test_the_pass_at_k_weight_is_unbiased(k, p):
         weight = PassAtKWeight(k=k)(step, torch.ones(1, n, dtype=torch.float64))[0, 0].item()
         mean += comb(n, c) * p**c * (1 - p) ** (n - c) * weight
     assert mean == pytest.approx(k * (1 - p) ** (k - 1), rel=1e-9)
-
-
-@pytest.mark.parametrize("k", [1, 2, 7])
-@pytest.mark.parametrize(("m", "n"), [(0, 0), (0, 3), (2, 5), (5, 5)])
-def test_the_boundary_utility_is_the_posterior_mean(m, n, k):
-    # Of k·(1 − p)^(k−1) under Beta(m + 1, n − m + 1), by the midpoint rule.
-    steps = 20_000
-    points = [(i + 0.5) / steps for i in range(steps)]
-    weights = [p**m * (1 - p) ** (n - m) for p in points]
-    mean = sum(w * k * (1 - p) ** (k - 1) for w, p in zip(weights, points, strict=True)) / sum(weights)
-    assert boundary_utility(m, n, k) == pytest.approx(mean, rel=1e-5)
-
-
-def test_the_gate_shuts_on_prompts_that_were_solved_often():
-    # k = 16, n = 8: u(m)/u(0) = 8/23, 56/506, 336/10626 = 0.032, 0.0083 for m = 1 … 4.
-    shut_by_history = PromptRecord(num_sampled=8, num_correct=8)
-    step = inputs(
-        [[1.0] * 3 + [0.0] * 5, [1.0] * 4 + [0.0] * 4, [0.0] * 8, [0.0] * 8],
-        history=(PromptRecord(), PromptRecord(), shut_by_history, PromptRecord(num_sampled=9999)),
-    )
-    gated = Adjusted(SignedReward(1.0, 1.0), BoundaryGate(k=16, threshold=0.01))
-    values = gated(step)
-    assert (values.values != 0).all(1).tolist() == [True, False, False, True]
-    assert (values.values[1:3] == 0).all()
-    assert values.keep.all()
-    open_gate = Adjusted(SignedReward(1.0, 1.0), BoundaryGate(k=16, threshold=0))
-    assert torch.equal(open_gate(step).values, SignedReward(1.0, 1.0)(step).values)
-
-
-def test_rare_answers():
-    # N = 0, 4, 9, and one without an answer: b = 1, 1/2, 1/3.
-    record = PromptRecord(num_sampled=20, answers={"4": 4, "9": 9})
-    step = inputs([[1.0, 0.0, 0.0, 0.0]], answers=(("0", "4", "9", None),), history=(record,))
-    zeros = torch.zeros(1, 4, dtype=torch.float64)
-    against_half = RareAnswers(coef=0.6)(step, zeros)[0].tolist()
-    assert against_half == pytest.approx([0.3, 0.0, -0.1, 0.0])
-    # The mean of b is 11/18.
-    against_mean = RareAnswers(coef=1.8, baseline=None)(step, zeros)[0].tolist()
-    assert against_mean == pytest.approx([0.7, -0.2, -0.5, 0.0])
-    assert RareAnswers(coef=1, baseline=0)(step, zeros)[0].tolist() == pytest.approx([1, 1 / 2, 1 / 3, 0])
-    silent = inputs([[0.0, 0.0]], answers=((None, None),), history=(record,))
-    assert RareAnswers(coef=1, baseline=None)(silent, zeros[:, :2]).tolist() == [[0.0, 0.0]]
 
 
 def test_repeated_answers():
@@ -192,21 +147,20 @@ def test_apo_triggers_on_wrong_answers_alone_where_right_ones_are_punished():
     def check(trigger, adjustment):
         check_apo(Adjusted(GroupNormalized(), adjustment), trigger)
 
-    for punishing in (RareAnswers(coef=0.1), RepeatedAnswers(coef=0.1)):
-        check("incorrect", punishing)
-        with pytest.raises(ConfigError, match="trigger=incorrect"):
-            check("negative_advantage", punishing)
+    check("incorrect", RepeatedAnswers(coef=0.1))
+    with pytest.raises(ConfigError, match="trigger=incorrect"):
+        check("negative_advantage", RepeatedAnswers(coef=0.1))
     with pytest.raises(ConfigError, match="trigger=incorrect"):
         check_apo(InverseFrequency(GroupNormalized()))
     for estimator in (InverseFrequency(GroupNormalized(), scaled="advantage"), MAX_RL):
         check_apo(estimator)
-    for sparing in (UniformCorrect(), PassAtKWeight(k=4), BoundaryGate(k=4, threshold=0.1)):
+    for sparing in (UniformCorrect(), PassAtKWeight(k=4)):
         check("negative_advantage", sparing)
 
 
 def test_an_adjusted_estimator_reads_what_its_parts_read():
-    adjusted = Adjusted(SignedReward(), RareAnswers(coef=0.1))
-    assert adjusted.needs == Needs(history=True, binary_rewards=True)
+    for adjusted in (MAX_RL, Adjusted(SignedReward(), PassAtKWeight(k=2))):
+        assert adjusted.needs == Needs(binary_rewards=True)
     assert Adjusted(GroupNormalized(), PassAtKWeight(k=2)).needs == Needs()
 
 
@@ -216,10 +170,6 @@ def test_values_out_of_range():
         (lambda: PassAtKWeight(k=0), "k is 0"),
         (lambda: Adjusted(GroupNormalized(), PassAtKWeight(k=10)).check(8), "at most 9"),
         (lambda: Adjusted(GroupNormalized(), PassAtKWeight(k=1)).check(1), "group_size is 1"),
-        (lambda: BoundaryGate(k=0, threshold=0.1), "k is 0"),
-        (lambda: BoundaryGate(k=4, threshold=2), "threshold is 2"),
-        (lambda: RareAnswers(coef=-1), "coef is -1"),
-        (lambda: RareAnswers(coef=1, baseline=2), "baseline is 2"),
         (lambda: RepeatedAnswers(coef=float("nan")), "coef is nan"),
         (lambda: Unlikeliness(coef=2), "coef is 2"),
         (lambda: InverseFrequency(GroupNormalized(), -1), "alpha is -1"),
