@@ -20,7 +20,7 @@ from apo_lab.reporting.figures.canvas import (
 )
 from apo_lab.reporting.laboratory.decodings import decodings_figures
 from apo_lab.reporting.laboratory.layers import layers_figures
-from apo_lab.reporting.laboratory.levels import EVERY, EXPLORED, LOCKS, Group, best_single_strategy, groups
+from apo_lab.reporting.laboratory.levels import EVERY, EXPLORED, OF_ONE_KIND, Group, best_single_strategy, groups
 from apo_lab.reporting.laboratory.lost import lost_figures
 from apo_lab.reporting.laboratory.reading import ArmRuns, Edition, arm_name
 from apo_lab.reporting.names import BASE
@@ -41,7 +41,7 @@ def laboratory_figures(edition: Edition) -> list[NamedFigure]:
 
 
 def _of_group(group: Group, worlds: Mapping[str, World], styles: Styles) -> NamedFigure:
-    has_single = any(worlds[world].family == LOCKS for world in group.worlds)
+    has_single = any(worlds[world].family in OF_ONE_KIND for world in group.worlds)
     single = " Dotted upright line: pass@1 of the best single strategy." if has_single else ""
     return NamedFigure(
         f"lab_levels_{group.name}",
@@ -57,7 +57,7 @@ def worlds_figure(group: Group, worlds: Mapping[str, World], styles: Styles) -> 
     figure, grid = panels(len(group.worlds), height=2.3 if len(group.worlds) > 1 else 2.9, most_columns=2)
     levels = group.grid[::EVERY]
     for axes, world in zip(grid, group.worlds, strict=True):
-        if worlds[world].family == LOCKS:
+        if worlds[world].family in OF_ONE_KIND:
             single = best_single_strategy(worlds[world])
             axes.axvline(single, color=QUIET, linewidth=0.8, linestyle=(0, DOTTED), zorder=1)
         for name in group.trained:

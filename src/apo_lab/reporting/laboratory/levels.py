@@ -1,23 +1,22 @@
 """The runs of the main stages at equal pass@1, level by level: what no registered verdict shows, and its tables."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib import resources
 
 import numpy as np
-import torch
+from hydra.utils import instantiate
 from jaxtyping import Bool, Float
 from numpy.typing import NDArray
-from omegaconf import OmegaConf
 
 from apo_lab.editions.protocol import AVERAGED, Stage, World, method_of
-from apo_lab.puzzles.locks import Locks
 from apo_lab.reporting.laboratory.reading import MAIN, ArmRuns, Edition, Frame, arm_name
 from apo_lab.reporting.records import Cell, Table, TableRow, left, right, row_of
 from apo_lab.reporting.tables.cells import EMPTY, points_cell
 from apo_lab.statistics.levels import Band, Curves, at_levels, difference_band
 from apo_lightning.evaluation.records import Estimate
+from apo_lightning.run.choices import composed
 
 EXPLORED = "Explored after the runs"
 """Begins the title of what was not registered: no verdict rests on it."""
@@ -34,8 +33,8 @@ WIDEST_GAP = 0.03
 straight line, and its spread between runs is too small."""
 GRPO = "grpo"
 """The arm that all others are compared with, in stages that have it."""
-LOCKS = "locks"
-"""The family of worlds that have a best single strategy."""
+OF_ONE_KIND = ("locks", "divisors_by_share")
+"""The families of worlds that have a best single strategy."""
 Levels = Float[NDArray[np.float64], "levels"]
 LOST, COMMITTED = 0.9, 1.0
 """A run is over its cliff where its pass@64 first falls below `LOST`, and has committed itself where the entropy of its
@@ -143,14 +142,12 @@ def pair_name(pair: tuple[str, str]) -> str:
 
 @cache  # tables and figures of a page ask for the same worlds
 def best_single_strategy(world: World) -> float:
-    """pass@1, over the held-out locks, of a policy that answers each of them with the strategy that opens most."""
-    defaults = OmegaConf.create((resources.files("apo_lab") / "configs/data/locks.yaml").read_text())
-    own = [override.removeprefix("data.") for override in world.run if override.startswith("data.")]
-    settings = OmegaConf.merge(defaults, OmegaConf.from_dotlist(own))
-    puzzle = Locks(secret=settings.puzzle.secret)
-    problems = puzzle.problems(settings.num_validation, settings.seed, held_out=True)
-    opened = [[puzzle.opens(problem, strategy) for strategy in range(len(puzzle.strategies))] for problem in problems]
-    return torch.tensor(opened).double().mean(0).max().item()
+    """pass@1, over the held-out problems, of a policy that answers each of them with the strategy that solves most."""
+    source = instantiate(composed("train", [*world.run]).data)
+    problems = [row.problem for row in source.load().validation[source.name]]
+    answers = map(source.puzzle.answers, problems)
+    solved = Counter(strategy for own in answers for strategy in {each.strategy for each in own if each.is_valid})
+    return max(solved.values()) / len(problems)
 
 
 def level_tables(edition: Edition) -> list[Table]:
@@ -215,11 +212,11 @@ def differences_table(group: Group) -> Table:
 
 
 def worlds_table(edition: Edition, found: Sequence[Group]) -> Table:
-    """The instances of locks: how good one strategy for all problems is, and where each method loses pass@64."""
+    """Where one strategy solves the most: its pass@1, and where each method loses pass@64."""
     rows = []
     for group in found:
         for world in (edition.protocol.worlds[name] for name in group.worlds):
-            if world.family == LOCKS:
+            if world.family in OF_ONE_KIND:
                 single = best_single_strategy(world)
                 section = f"{world.name}, best single strategy {100 * single:.1f} %"
                 rows += [_cliff_row(group.arms[name].within([world.name]), single, section) for name in group.trained]
