@@ -22,7 +22,7 @@ from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.rollout.weight_sync import publish
 from apo_lightning.run import train
 from composing import composed
-from running import read_metrics, training_rows, weights
+from running import SIGNAL, read_metrics, training_rows, weights
 
 LAB = (
     "experiment=lab/locks",
@@ -81,6 +81,20 @@ def test_looking_leaves_weights_and_metrics_alone_and_says_what_it_saw_once(tmp_
     ends = ", ".join(f"{name} {looks[0][name]:.3f} -> {looks[2][name]:.3f}" for name in ("pass@1", "pass@64"))
     num_problems = len(json.loads((tmp_path / "watched" / "exact" / "answers.json").read_text())["problems"])
     assert said == [f"exact, {num_problems} problems, step 0 -> 2: {ends}"]
+
+
+def test_a_run_ends_at_the_first_look_at_a_pass_at_1_that_is_high_enough(tmp_path):
+    def looks(name, stop_at):
+        cfg = composed(*LAB, *SIGNAL, "optimizer.lr=0.01", "seed=6", f"callbacks.exact.stop_at={stop_at!r}")
+        train(cfg, tmp_path / name)
+        return [json.loads(line) for line in (tmp_path / name / "exact" / "metrics.jsonl").read_text().splitlines()]
+
+    whole = looks("whole", 1.0)
+    assert len(whole) == 3
+    place = max(range(3), key=lambda step: whole[step]["pass@1"])
+    assert place == 1  # above both others: neither the first look nor the last
+    assert looks("stopped", whole[1]["pass@1"]) == whole[:2]
+    assert len(training_rows(tmp_path / "stopped")) == 1
 
 
 def fitted(puzzle, prompts, policy):
