@@ -222,22 +222,23 @@ def test_what_cannot_be_gone_on_from_is_one_line(uninterrupted, tmp_path):
         run(tmp_path, "checkpoint.best=val/sums/pass@1")
 
 
-def test_a_checkpoint_from_within_a_step_is_refused_unless_a_whole_step_is_behind_it(uninterrupted, tmp_path):
+def test_a_checkpoint_from_within_a_step_is_refused_where_it_would_be_gone_on_from(uninterrupted, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(uninterrupted[1], folder)
-    [before, newest] = [found.folder for found in complete_checkpoints(folder / "checkpoints")[0]]
-    for whole, step in ((newest, newest.name), (before, before.name)):  # as an earlier version wrote them
-        sampled = folder / "checkpoints" / f"{step}_sampled"
-        shutil.copytree(whole, sampled)
-        manifest = json.loads((sampled / "checkpoint.json").read_bytes())
-        (sampled / "checkpoint.json").write_text(json.dumps(manifest | {"is_sampled": True, "world_size": 1}))
-    with pytest.raises(ConfigError, match=rf"{newest.name}_sampled was saved within a step.*delete the folder"):
+    wholes = [found.folder for found in complete_checkpoints(folder / "checkpoints")[0]]
+    sampled = [whole.with_name(f"{whole.name}_sampled") for whole in wholes]
+    for whole, copy in zip(wholes, sampled, strict=True):  # as an earlier version wrote them
+        shutil.copytree(whole, copy)
+        manifest = json.loads((copy / "checkpoint.json").read_bytes())
+        (copy / "checkpoint.json").write_text(json.dumps(manifest | {"is_sampled": True, "world_size": 1}))
+    with pytest.raises(ConfigError, match=rf"{sampled[1].name} was saved within a step.*delete the folder"):
         run(folder, "resume=auto")
-    with pytest.raises(ConfigError, match=rf"{before.name}_sampled was saved within a step"):
-        run(tmp_path / "other", f"resume={folder}/checkpoints/{before.name}_sampled")
-    shutil.rmtree(newest)
-    shutil.rmtree(folder / "checkpoints" / f"{newest.name}_sampled")
-    shutil.rmtree(folder / "checkpoints" / f"{before.name}_sampled")
+    shutil.rmtree(sampled[1])
+    assert_is(uninterrupted, run(folder, "resume=auto"), folder)
+    with pytest.raises(ConfigError, match=rf"{sampled[0].name} was saved within a step"):
+        run(tmp_path / "other", f"resume={sampled[0]}")
+    shutil.rmtree(wholes[1])
+    shutil.rmtree(sampled[0])
     assert_is(uninterrupted, run(folder, "resume=auto"), folder)
 
 
