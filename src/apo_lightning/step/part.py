@@ -47,7 +47,7 @@ class Setup:
     prompts: Sequence[Prompt]
     """All problems to train on."""
     sample: Callable[..., Rollouts]
-    """`RLVRModule.sample`."""
+    """`RLVRModule.sample`, for `Part.sampled`: a stop signal elsewhere would end the run without a checkpoint."""
 
     @property
     def needs(self) -> Needs:
