@@ -151,16 +151,15 @@ class EntropyTarget(Part):
         """Completions of A = 0 have a gradient while the bonus acts, which is not known before the first step."""
         return Needs(gradient_on="all" if self.bonus or math.isnan(self.state["entropy"]) else None)
 
-    def sampled(self, setup: Setup, batch: Sequence[Prompt], rollouts: Rollouts | None) -> Rollouts | None:
+    def sampled(self, setup: Setup, batch: Sequence[Prompt], rollouts: Rollouts) -> Rollouts:
         """Measure the entropy and move the coefficient; collective."""
-        if rollouts is not None:
-            logprobs = [value for completion in rollouts.first_round.completions for value in completion.logprobs]
-            total, num_tokens = setup.ranks.sums([math.fsum(logprobs), len(logprobs)])
-            state, entropy = self.state, -total / num_tokens
-            first = entropy if math.isnan(state["first_entropy"]) else state["first_entropy"]
-            state |= {"entropy": entropy, "first_entropy": first}
-            change = self.delta if entropy <= self.nats else -self.delta
-            state["coefficient"] = min(max(state["coefficient"] + change, 0.0), self.highest)
+        logprobs = [value for completion in rollouts.first_round.completions for value in completion.logprobs]
+        total, num_tokens = setup.ranks.sums([math.fsum(logprobs), len(logprobs)])
+        state, entropy = self.state, -total / num_tokens
+        first = entropy if math.isnan(state["first_entropy"]) else state["first_entropy"]
+        state |= {"entropy": entropy, "first_entropy": first}
+        change = self.delta if entropy <= self.nats else -self.delta
+        state["coefficient"] = min(max(state["coefficient"] + change, 0.0), self.highest)
         return rollouts
 
     def token_loss(

@@ -140,11 +140,6 @@ ERROR_LIMIT = 0.01
 """Largest tolerated fraction of errors."""
 
 
-def has_too_many_errors(verdicts: Sequence[Verdict]) -> bool:
-    """Whether the verifier failed on more than `ERROR_LIMIT` of the completions."""
-    return count_statuses(verdict.status for verdict in verdicts)["error"] > ERROR_LIMIT * len(verdicts)
-
-
 def check_error_rate(verdicts: Sequence[Verdict], *, of: str) -> None:
     """Raise where the verifier failed too often for the rewards or the scores to mean anything.
 
@@ -166,7 +161,7 @@ def check_error_rate(verdicts: Sequence[Verdict], *, of: str) -> None:
         Traceback (most recent call last):
         apo_lightning.errors.VerifierError: 2 of 100 completions of step 3 could not be judged (limit 1%): ...
     """
-    if has_too_many_errors(verdicts):
+    if count_statuses(verdict.status for verdict in verdicts)["error"] > ERROR_LIMIT * len(verdicts):
         errors = [verdict for verdict in verdicts if verdict.status == "error"]
         answers = f"see the verifier's warnings in the log. The first answers were {[v.extracted for v in errors[:3]]}"
         reason = next((verdict.reason for verdict in errors if verdict.reason is not None), answers)

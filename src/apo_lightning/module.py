@@ -1,7 +1,6 @@
 """The training loop: sample → score → advantages → reference → update → publish, one rollout a training step."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from apo_lightning.checkpoints import Checkpointer
 from apo_lightning.checkpoints.run_state import RunState
-from apo_lightning.checkpoints.stop import GenerationStopped
 from apo_lightning.common.phases import StepTimer
 from apo_lightning.contracts import AdvantageEstimator, Loss, advantages_of, check_error_rate
 from apo_lightning.distributed.gathering import Ranks, items_of_all_ranks
@@ -92,32 +90,34 @@ class RLVRModule(pl.LightningModule):
         return {"step_output": self._report(plan, advantages, record)}
 
     def _sample_step(self, batch: Sequence[Prompt]) -> Rollouts:
-        """This rank's share of the rollouts; if the run was stopped in this step, those of its checkpoint."""
+        """This rank's share of the rollouts."""
         step = self.global_step + 1
-        rollouts = self.checkpointer.sampled_rollouts()
-        if rollouts is None:
-            prompts = self.ranks.share(batch, self.settings.prompts_per_minibatch)
+        prompts = self.ranks.share(batch, self.settings.prompts_per_minibatch)
+        with self.checkpointer.sampling(self._state()):
             rollouts = self.sample(prompts, self.settings.group_size, step=step, stream="train")
-            self.checkpointer.before_sampled(self.parts)
             for part in self.parts:
-                if rollouts is not None:
-                    rollouts = part.sampled(self.step_setup, batch, rollouts)
-            self.checkpointer.after_sampling(self._state(), rollouts)
-            assert rollouts is not None  # or the line above has raised
+                rollouts = part.sampled(self.step_setup, batch, rollouts)
         self.engine.sleep()
         check_error_rate(items_of_all_ranks(rollouts.verdicts), of=f"step {step}")
         return rollouts
 
-    def sample(self, prompts: Sequence[Prompt], group_size: int, *, step: int, stream: str) -> Rollouts | None:
-        """This rank's completions with their verdicts; None on all ranks: one gave up, asked to stop. Collective."""
+    def sample(self, prompts: Sequence[Prompt], group_size: int, *, step: int, stream: str) -> Rollouts:
+        """This rank's completions with their verdicts. Collective.
+
+        Raises:
+            Preempted: on all ranks, if one was asked to stop: the completions are dropped.
+        """
         rollouts = None
-        with suppress(GenerationStopped):
+        try:
             rollouts = self.collector.collect(
                 prompts, group_size=group_size, temperature=self.settings.temperature, step=step, stream=stream
             )
-        if self.ranks.max(rollouts is None):
-            return None
-        assert rollouts is not None
+        except Exception:
+            # `GenerationStopped`, or an error of a process that the signal has ended too.
+            if not self.checkpointer.stop.is_requested():
+                raise
+        self.checkpointer.end_sampling(self._state())
+        assert rollouts is not None  # or the line above has raised
         check_policy_version(rollouts.completions, self.policy_version)
         return rollouts
 
@@ -185,9 +185,8 @@ class RLVRModule(pl.LightningModule):
         name = self.validation.names[dataloader_idx]
         with self.clock.phase("validate"):
             prompts = self.validation.share(batch, self.ranks.rank, self.ranks.world_size)
-            share = self.sample(prompts, self.settings.validation_samples, step=0, stream=name)
-            self.checkpointer.while_validating(self._state())
-            assert share is not None  # or the line above has raised
+            with self.checkpointer.sampling(self._state()):
+                share = self.sample(prompts, self.settings.validation_samples, step=0, stream=name)
             self.validation.add(name, batch, share)
             for part in self.parts:
                 part.validated(self.step_setup, share)

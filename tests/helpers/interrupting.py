@@ -44,10 +44,14 @@ def huge(completions, **kwargs):
     return [1e300 * (index % 2) for index in range(len(completions))]
 
 
+CALLS = []
+
+
 def interrupted_with_its_children(completions, **kwargs):
-    """Even completions are right, say children that a signal of the group ends: in the first call there is one."""
-    is_trial = len(completions) == 3
-    signals = iter([] if is_trial else [os.environ.pop("SIGNAL", None)])
+    """Even completions are right, say children that a signal of the group ends: in the second call there is one."""
+    if len(completions) != 3:  # of the trial before the run
+        CALLS.append(len(completions))
+    signals = iter([os.environ.pop("SIGNAL", None)] if len(CALLS) == 2 else [])
     statuses = []
     for index in range(len(completions)):
         child = subprocess.Popen(["sleep", "0.01"])

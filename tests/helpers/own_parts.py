@@ -73,7 +73,7 @@ class CountsSteps(Part):
 
 
 class StopsOneRank(Part):
-    """Asks rank 1 to stop while it samples, and counts tokens over all ranks."""
+    """Where STOPS is set, asks rank 1 to stop while it samples; counts tokens over all ranks."""
 
     name = "stops_one_rank"
 
@@ -82,7 +82,7 @@ class StopsOneRank(Part):
         collect = collector.collect
 
         def stopped(*args, **kwargs):
-            if setup.ranks.rank == 1 and kwargs["step"] == 2:
+            if setup.ranks.rank == 1 and kwargs["step"] == 2 and "STOPS" in os.environ:
                 os.kill(os.getpid(), signal.SIGTERM)
             return collect(*args, **kwargs)
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+import random
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -43,6 +44,10 @@ _LINES_TO_COME: list[int] = []
 
 def _num_lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def by_lot(completions: Sequence[Any], **columns: object) -> list[float]:
+    return [float(random.random() < 0.5) for _ in completions]
 
 
 def never(completions: Sequence[Any], **columns: object) -> list[float]:

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-import apo_lightning.module
 from apo_lab.parts import EntropyTarget, MinPProxy, min_p_logprobs, token_keys
 from apo_lightning.errors import ConfigError, Preempted
 from apo_lightning.module import RLVRModule
+from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.step.table import StepTable
 from apo_lightning.types import Advantages
 from composing import tiny_policy
@@ -172,7 +172,7 @@ def test_the_bonus_is_the_one_of_the_loss(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "call"), [(apo_lightning.module, "check_policy_version", 4), (RLVRModule, "_optimizer_step", 5)]
+    ("owner", "name", "call"), [(TransformersEngine, "generate", 4), (RLVRModule, "_optimizer_step", 5)]
 )
 def test_a_controller_that_was_stopped_goes_on_to_the_bit(tmp_path, monkeypatch, owner, name, call):
     options = (*CONTROLLED, "algo.parts.entropy_target.target=0.999")
@@ -180,7 +180,7 @@ def test_a_controller_that_was_stopped_goes_on_to_the_bit(tmp_path, monkeypatch,
     with monkeypatch.context() as patch:
         Stopper(patch, owner, name, call)
         with pytest.raises(Preempted):
-            train_tiny(tmp_path / "stopped", *options)
+            train_tiny(tmp_path / "stopped", *options, "checkpoint.save_every=null")
     resumed = weights(train_tiny(tmp_path / "stopped", *options, "resume=auto"))
     assert all(torch.equal(resumed[key], final[key]) for key in final)
     rows = [[without_clock(row) for row in read_metrics(tmp_path / run)] for run in ("whole", "stopped")]

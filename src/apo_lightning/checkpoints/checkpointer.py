@@ -2,7 +2,8 @@
 
 import copy
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,8 +17,6 @@ from apo_lightning.checkpoints.contents import (
     load_plain,
     load_tensors,
     rank_file,
-    rollouts_from_plain,
-    rollouts_to_plain,
     save_plain,
     save_tensors,
     tensor_shapes,
@@ -27,13 +26,13 @@ from apo_lightning.checkpoints.folder import (
     TENSORS,
     Checkpoint,
     Header,
-    Position,
     checksums,
     damaged_file,
     partial_folder,
     prune,
     publish,
     require_seen_by_all,
+    step_name,
 )
 from apo_lightning.checkpoints.run_state import (
     RunState,
@@ -47,12 +46,9 @@ from apo_lightning.checkpoints.run_state import (
 from apo_lightning.checkpoints.stop import StopRequest
 from apo_lightning.common.console import say
 from apo_lightning.common.random_states import random_states, restore_random_states
-from apo_lightning.contracts import has_too_many_errors
-from apo_lightning.distributed.gathering import Ranks, from_all_ranks, items_of_all_ranks
+from apo_lightning.distributed.gathering import Ranks, from_all_ranks
 from apo_lightning.errors import ConfigError, NonfiniteError, Preempted, in_brief
 from apo_lightning.model.policy import Policy
-from apo_lightning.step.part import Part
-from apo_lightning.types import Rollouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +82,7 @@ class CheckpointSettings:
 
 
 class Checkpointer:
-    """Saves a run between two steps and, after a stop signal, also after sampling; never within an update.
+    """Saves the state after whole steps; after a stop signal also while the next step is being sampled.
 
     All methods are collective. If a save fails (for example, disk full), older checkpoints remain, and the run logs it
     and continues. If the folder is missing, the run ends, since later saves would fail too. Weights with NaN or inf are
@@ -116,10 +112,9 @@ class Checkpointer:
         self.sources = sources
         self.stop = stop
         self._resumed = resumed
-        self._rollouts: Rollouts | None = None
-        self._saved: Position | None = resumed.header.position if resumed else None
-        self._before_sampled: list[tuple[Part, Mapping[str, Any]]] = []
-        self._resumed_step = resumed.header.position.step if resumed else 0
+        self._saved: int | None = resumed.header.step if resumed else None
+        self._before_sampling: tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]] | None = None
+        self._resumed_step = resumed.header.step if resumed else 0
 
     def restore_policy(self, policy: Policy, ranks: Ranks) -> int:
         """Restore the weights and the callbacks; returns the policy version before the next sync, 0 for a new run.
@@ -144,7 +139,7 @@ class Checkpointer:
         return shared["policy_version"] - 1
 
     def restore_training(self, run: RunState) -> None:
-        """Restore parts, optimizers, schedule, random states and rollouts, once the optimizer exists."""
+        """Restore parts, optimizers, schedule and random states, once the optimizer exists."""
         if self._resumed is None:
             return
         folder, self._resumed = self._resumed.folder, None
@@ -155,107 +150,90 @@ class Checkpointer:
         restore_shared_state(run, shared)
         own = folder / rank_file(run.ranks.rank)
         if own.is_file():
-            mine = load_plain(own)
-            restore_random_states(mine["random"])
-            if mine["rollouts"] is not None:
-                self._rollouts = rollouts_from_plain(mine["rollouts"])
-
-    def sampled_rollouts(self) -> Rollouts | None:
-        """Return this rank's rollouts of the step in which the run was stopped, once; None: sample them."""
-        rollouts, self._rollouts = self._rollouts, None
-        return rollouts
+            restore_random_states(load_plain(own)["random"])
 
     def between_steps(self, run: RunState) -> None:
         """Save if a checkpoint is due or a stop signal was received; after a signal, raise `Preempted`."""
-        position = Position(step=run.step)
-        if _is_multiple(position.step, self.settings.snapshot_every):
-            self._snapshot(run, position)
+        if _is_multiple(run.step, self.settings.snapshot_every):
+            self._snapshot(run)
         if self._should_stop(run):
-            self._save_and_stop(run, position, None)
-        elif position.step > 0 and position != self._saved and _is_multiple(position.step, self.settings.save_every):
-            self._save(run, position, None)
+            self._save_and_stop(run)
+        elif run.step > 0 and run.step != self._saved and _is_multiple(run.step, self.settings.save_every):
+            self._save(run)
 
-    def before_sampled(self, parts: Sequence[Part]) -> None:
-        """Keep the state of the parts that act on rollouts: where these are not saved, `sampled` is called again."""
-        acting = [part for part in parts if type(part).sampled is not Part.sampled]
-        self._before_sampled = [(part, copy.deepcopy(part.state_dict())) for part in acting]
+    @contextmanager
+    def sampling(self, run: RunState) -> Iterator[None]:
+        """Keep the state that sampling and scoring move: of the parts and of the random generators."""
+        if run.ranks.trainer.state.fn == "fit":  # before and after training there is nothing new to save
+            self._before_sampling = [copy.deepcopy(part.state_dict()) for part in run.parts], random_states()
+        yield
+        # Else a part that samples after the update would save the new weights with the old state.
+        self._before_sampling = None
 
-    def after_sampling(self, run: RunState, rollouts: Rollouts | None) -> None:
-        """After a stop signal, save and raise `Preempted`.
-
-        The rollouts are saved if there are any, on all ranks, and few enough could not be judged to train on.
-        """
+    def end_sampling(self, run: RunState) -> None:
+        """After a stop signal, save the state from before `sampling`, if within it, and raise `Preempted`."""
         if not self._should_stop(run):
             return
-        verdicts = items_of_all_ranks([] if rollouts is None else rollouts.verdicts)
-        is_sampled = rollouts is not None and not has_too_many_errors(verdicts)
-        for part, state in () if is_sampled else self._before_sampled:
-            part.load_state_dict(state)
-        position = Position(step=run.step, is_sampled=is_sampled)
-        self._save_and_stop(run, position, rollouts if is_sampled else None)
-
-    def while_validating(self, run: RunState) -> None:
-        """After a stop signal, save and raise `Preempted`; before and after training there is nothing new to save."""
-        if not self._should_stop(run):
-            return
-        if run.ranks.trainer.state.fn == "fit":
-            self._save_and_stop(run, Position(step=run.step), None)
+        if self._before_sampling is not None:
+            of_parts, random = self._before_sampling
+            for part, state in zip(run.parts, of_parts, strict=True):
+                part.load_state_dict(state)
+            restore_random_states(random)
+            self._save_and_stop(run)
         raise self._preempted(run)
 
     def after_training(self, run: RunState) -> None:
         """Write the last checkpoint, from which a longer run can be resumed."""
-        position = Position(step=run.step)
         if self.settings.snapshot_every is not None:
-            self._snapshot(run, position)
-        if self.settings.save_every is not None and position != self._saved:
-            self._save(run, position, None)
+            self._snapshot(run)
+        if self.settings.save_every is not None and run.step != self._saved:
+            self._save(run)
 
     def _should_stop(self, run: RunState) -> bool:
-        return bool(run.ranks.max(self.stop.signal is not None))
+        return bool(run.ranks.max(self.stop.is_requested()))
 
-    def _save_and_stop(self, run: RunState, position: Position, rollouts: Rollouts | None) -> None:
-        if position != self._saved and (position.step > 0 or position.is_sampled):
-            self._save(run, position, rollouts)
+    def _save_and_stop(self, run: RunState) -> None:
+        if run.step > 0 and run.step != self._saved:
+            self._save(run)
         raise self._preempted(run)
 
     def _preempted(self, run: RunState) -> Preempted:
         name = self.stop.signal.name if self.stop.signal is not None else "another rank's signal"
-        newest = f"checkpoint {self._saved.name}" if self._saved is not None else "nothing, no checkpoint was due"
+        newest = f"checkpoint {step_name(self._saved)}" if self._saved is not None else "nothing, no checkpoint was due"
         return Preempted(f"stopped by {name} in step {run.step + 1}; kept: {newest}")
 
-    def _save(self, run: RunState, position: Position, rollouts: Rollouts | None) -> None:
+    def _save(self, run: RunState) -> None:
         def small_files(folder: Path) -> None:
             if run.ranks.rank == 0:
                 save_plain(shared_state(run), folder / SHARED)
-            own = {"random": random_states(), "rollouts": None if rollouts is None else rollouts_to_plain(rollouts)}
-            save_plain(own, folder / rank_file(run.ranks.rank))
+            save_plain({"random": random_states()}, folder / rank_file(run.ranks.rank))
 
         def large_files(folder: Path) -> None:
             tensors = policy_tensors(run.policy) | run.own_tensors | optimizer_tensors(run)
             save_tensors(tensors, folder / TENSORS)
 
-        if self._write(run, self.root, position, small_files, large_files):
-            self._saved = position
+        if self._write(run, self.root, small_files, large_files):
+            self._saved = run.step
 
-    def _snapshot(self, run: RunState, position: Position) -> None:
+    def _snapshot(self, run: RunState) -> None:
         """Save only the weights, unless this is the initial model or the resumed run has saved them already."""
         root = self.root / SNAPSHOTS
-        if position.step == 0 or (position.step == self._resumed_step and (root / position.name).is_dir()):
+        if run.step == 0 or (run.step == self._resumed_step and (root / step_name(run.step)).is_dir()):
             return
-        self._write(run, root, position, lambda folder: save_tensors(policy_tensors(run.policy), folder / TENSORS))
+        self._write(run, root, lambda folder: save_tensors(policy_tensors(run.policy), folder / TENSORS))
 
-    def _write(self, run: RunState, root: Path, position: Position, *parts: Callable[[Path], None]) -> bool:
+    def _write(self, run: RunState, root: Path, *parts: Callable[[Path], None]) -> bool:
         """Write a checkpoint or snapshot part by part and publish it; returns whether that succeeded on all ranks.
 
         Raises:
             NonfiniteError: a weight is not finite on any rank.
         """
         if run.ranks.max(not are_finite(policy_tensors(run.policy).values())):
-            newest = "no earlier one" if self._saved is None else f"resume=auto continues from {self._saved.name}"
+            newest = "no earlier one" if self._saved is None else f"resume=auto continues from {step_name(self._saved)}"
             raise NonfiniteError(
-                f"step {position.step}: a weight of the policy is NaN or inf, so no checkpoint is saved; {newest}"
+                f"step {run.step}: a weight of the policy is NaN or inf, so no checkpoint is saved; {newest}"
             )
-        folder, rank = partial_folder(root, position), run.ranks.rank
+        folder, rank = partial_folder(root, run.step), run.ranks.rank
         files: dict[str, tuple[int, int]] = {}
 
         def make_empty() -> None:
@@ -273,21 +251,19 @@ class Checkpointer:
                     prune(root, self.settings.keep)
 
         for action in (make_empty, *(partial(part, folder) for part in parts), sum_up):
-            if not self._on_all_ranks(run, folder, position, action):
+            if not self._on_all_ranks(run, folder, action):
                 return False
         header = Header(
-            step=position.step,
-            is_sampled=position.is_sampled,
-            world_size=run.ranks.world_size,
+            step=run.step,
             validated_step=run.validated_step,
             score=self._score(run) if root == self.root else None,
             config=self.config,
             sources=self.sources,
             files={name: entry for share in from_all_ranks(files) for name, entry in share.items()},
         )
-        return self._on_all_ranks(run, folder, position, publish_and_prune)
+        return self._on_all_ranks(run, folder, publish_and_prune)
 
-    def _on_all_ranks(self, run: RunState, folder: Path, position: Position, action: Callable[[], Any]) -> bool:
+    def _on_all_ranks(self, run: RunState, folder: Path, action: Callable[[], Any]) -> bool:
         """Run one part of a save; returns whether it succeeded on all ranks. If not, the partial folder is deleted."""
         failure = None
         try:
@@ -298,7 +274,7 @@ class Checkpointer:
                 cause = next(iter(error.failures.values()))[0]  # torch wraps the errors of all ranks
             failure = in_brief(cause), isinstance(cause, FileNotFoundError)
         failures = [failure for failure in from_all_ranks(failure) if failure is not None]
-        what = f"{'checkpoint' if folder.parent == self.root else 'snapshot'} {position.name}"
+        what = f"{'checkpoint' if folder.parent == self.root else 'snapshot'} {step_name(run.step)}"
         for reason, is_folder_missing in failures:
             if is_folder_missing:
                 raise ConfigError(
@@ -307,7 +283,7 @@ class Checkpointer:
                 )
         if failures and run.ranks.rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
-            newest = self._saved.name if self._saved is not None else "none"
+            newest = step_name(self._saved) if self._saved is not None else "none"
             say(f"{what} could not be written ({failures[0][0]}); newest checkpoint: {newest}. The run continues")
         return not failures
 

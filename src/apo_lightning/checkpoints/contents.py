@@ -7,7 +7,6 @@ the reader needs. Its own format has an index that is unpickled, which can run c
 import pickle
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from torch.distributed.tensor import DTensor
 
 from apo_lightning.common.process_group import num_processes
 from apo_lightning.errors import ConfigError
-from apo_lightning.types import Completion, Prompt, Rollouts, SamplingRounds, Verdict
 
 # ------------------------------------------------------------------ large tensors
 
@@ -99,28 +97,3 @@ def load_plain(path: Path) -> Any:
         return torch.load(path, weights_only=True, map_location="cpu")
     except pickle.UnpicklingError as error:
         raise ConfigError(f"{path} holds more than plain data, so it is not read: resume another checkpoint") from error
-
-
-def rollouts_to_plain(rollouts: Rollouts) -> dict[str, Any]:
-    """Rollouts as plain data, without the data set's columns: their values may be of any type."""
-
-    def stripped(part: Rollouts) -> Rollouts:
-        return replace(part, prompts=tuple(replace(prompt, columns={}) for prompt in part.prompts))
-
-    if rollouts.rounds is not None:
-        rollouts = replace(rollouts, rounds=replace(rollouts.rounds, first=stripped(rollouts.rounds.first)))
-    return asdict(stripped(rollouts))
-
-
-def rollouts_from_plain(plain: Mapping[str, Any]) -> Rollouts:
-    """Rebuild rollouts from `rollouts_to_plain` of them."""
-    rounds = plain.get("rounds")
-    if rounds is not None:
-        rounds = SamplingRounds(**{**rounds, "first": rollouts_from_plain(rounds["first"])})
-    records = {
-        "rounds": rounds,
-        "prompts": tuple(Prompt(**prompt) for prompt in plain["prompts"]),
-        "completions": tuple(Completion(**completion) for completion in plain["completions"]),
-        "verdicts": tuple(Verdict(**verdict) for verdict in plain["verdicts"]),
-    }
-    return Rollouts(**{**plain, **records})

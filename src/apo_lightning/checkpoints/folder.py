@@ -29,24 +29,14 @@ SNAPSHOTS = "snapshots"
 CHUNK_BYTES = 1 << 24
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Position:
-    """The progress of a run. Later positions compare greater."""
+def step_name(step: int) -> str:
+    """The name of the folder after so many finished rollouts; names sort like steps.
 
-    step: int
-    """Finished rollouts."""
-    is_sampled: bool = False
-    """True if the next step's rollouts are sampled but not yet trained on."""
-
-    @property
-    def name(self) -> str:
-        """The name of the folder; names sort like positions.
-
-        Example:
-            >>> Position(step=7).name, Position(step=7, is_sampled=True).name
-            ('step_000007', 'step_000007_sampled')
-        """
-        return f"step_{self.step:06d}{'_sampled' * self.is_sampled}"
+    Example:
+        >>> step_name(7)
+        'step_000007'
+    """
+    return f"step_{step:06d}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +44,7 @@ class Header:
     """The content of `checkpoint.json`: enough to choose or refuse a checkpoint without reading tensors."""
 
     step: int
-    is_sampled: bool
-    world_size: int
-    """Number of ranks that wrote it."""
+    """Finished rollouts."""
     validated_step: int | None
     """Finished rollouts at the last validation pass; None if there was none."""
     score: float | None
@@ -67,11 +55,6 @@ class Header:
     """Name → (size [bytes], CRC-32)."""
     sources: Mapping[str, str] | None = None
     """What the run read besides its settings, as fingerprints; None: written by a version that kept none."""
-
-    @property
-    def position(self) -> Position:
-        """The progress of the run."""
-        return Position(step=self.step, is_sampled=self.is_sampled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +92,9 @@ def require_seen_by_all(root: Path, rank: int) -> None:
 # ------------------------------------------------------------------ writing
 
 
-def partial_folder(root: Path, position: Position) -> Path:
+def partial_folder(root: Path, step: int) -> Path:
     """The folder in which a checkpoint is written before it is complete."""
-    return root / f".{position.name}.partial"
+    return root / f".{step_name(step)}.partial"
 
 
 def checksums(partial: Path, rank: int, world_size: int) -> dict[str, tuple[int, int]]:
@@ -130,7 +113,7 @@ def publish(partial: Path, header: Header) -> None:
     (partial / MANIFEST).write_bytes(to_json(content, indent=2) + b"\n")
     for path in (partial / MANIFEST, partial / TENSORS, partial):
         flush(path)
-    publish_folder(partial, partial.with_name(header.position.name))
+    publish_folder(partial, partial.with_name(step_name(header.step)))
     flush(partial.parent)
 
 
@@ -150,7 +133,7 @@ def prune(root: Path, keep: int) -> None:
     for checkpoint in checkpoints[:-keep]:
         if best is None or checkpoint.folder != best.folder:
             # Renamed first: a half-deleted folder would look like a damaged checkpoint.
-            shutil.rmtree(checkpoint.folder.rename(partial_folder(root, checkpoint.header.position)))
+            shutil.rmtree(checkpoint.folder.rename(partial_folder(root, checkpoint.header.step)))
     for leftover in root.glob(".step_*.partial"):
         shutil.rmtree(leftover)
 
@@ -166,7 +149,7 @@ def complete_checkpoints(root: Path) -> tuple[list[Checkpoint], list[str]]:
             complete.append(Checkpoint(folder=folder, header=read_header(folder)))
         except ConfigError as error:
             refused.append(str(error))
-    return sorted(complete, key=lambda checkpoint: checkpoint.header.position), refused
+    return sorted(complete, key=lambda checkpoint: checkpoint.header.step), refused
 
 
 def snapshots_of(run_folder: Path) -> tuple[list[Checkpoint], list[str]]:
@@ -177,7 +160,7 @@ def snapshots_of(run_folder: Path) -> tuple[list[Checkpoint], list[str]]:
 def best_of(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
     """The checkpoint with the highest score, the newest of equals; None if no checkpoint has a score."""
     scored = [checkpoint for checkpoint in checkpoints if checkpoint.header.score is not None]
-    return max(scored, key=lambda c: (c.header.score or 0.0, c.header.position), default=None)
+    return max(scored, key=lambda c: (c.header.score or 0.0, c.header.step), default=None)
 
 
 def read_header(folder: Path) -> Header:

@@ -27,7 +27,7 @@ FREE = (
 
 
 def find_checkpoint(
-    resume: str | None, output_dir: Path, config: Mapping[str, Any], world_size: int, sources: Mapping[str, str]
+    resume: str | None, output_dir: Path, config: Mapping[str, Any], sources: Mapping[str, str]
 ) -> Checkpoint | None:
     """Return the checkpoint that `resume` names; None: start from the beginning.
 
@@ -38,13 +38,13 @@ def find_checkpoint(
         ConfigError: the named folder has no usable checkpoint, its settings, model or data differ, or `resume` is None
             and `output_dir` has checkpoints that would be overwritten.
     """
-    found = _find(resume, output_dir, config, world_size)
+    found = _find(resume, output_dir, config)
     if found is not None:
         require_same_sources(found, sources)
     return found
 
 
-def _find(resume: str | None, output_dir: Path, config: Mapping[str, Any], world_size: int) -> Checkpoint | None:
+def _find(resume: str | None, output_dir: Path, config: Mapping[str, Any]) -> Checkpoint | None:
     own = output_dir / "checkpoints"
     if resume is None:
         own_checkpoints = complete_checkpoints(own)[0] or snapshots_of(output_dir)[0]
@@ -60,33 +60,32 @@ def _find(resume: str | None, output_dir: Path, config: Mapping[str, Any], world
             )
         return None
     if resume == "auto":
-        return _newest_usable(own, config, world_size)
+        return _newest_usable(own, config)
     folder = Path(resume).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"resume={resume}: no such folder; give auto, or the folder of a run or of a checkpoint")
     if (folder / MANIFEST).is_file() or folder.name.startswith("step_"):
-        return _checked(Checkpoint(folder=folder, header=read_header(folder)), config, world_size)
-    checkpoint = _newest_usable(folder / "checkpoints", config, world_size)
+        return _checked(Checkpoint(folder=folder, header=read_header(folder)), config)
+    checkpoint = _newest_usable(folder / "checkpoints", config)
     if checkpoint is None:
         raise ConfigError(f"resume={resume}: {folder / 'checkpoints'} has no complete checkpoint")
     return checkpoint
 
 
-def _newest_usable(root: Path, config: Mapping[str, Any], world_size: int) -> Checkpoint | None:
+def _newest_usable(root: Path, config: Mapping[str, Any]) -> Checkpoint | None:
     checkpoints, refused = complete_checkpoints(root)
     for line in refused:
         say(f"ignored: {line}")
-    for checkpoint in reversed(checkpoints):
-        if reason := _other_layout(checkpoint, world_size):
-            say(f"ignored: {reason}")
-            continue
-        return _checked(checkpoint, config, world_size)
-    return None
+    return _checked(checkpoints[-1], config) if checkpoints else None
 
 
-def _checked(checkpoint: Checkpoint, config: Mapping[str, Any], world_size: int) -> Checkpoint:
-    if reason := _other_layout(checkpoint, world_size):
-        raise ConfigError(reason)
+def _checked(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoint:
+    if checkpoint.folder.name.endswith("_sampled"):
+        # Its parts and random states are those after sampling: to sample again would move them twice.
+        raise ConfigError(
+            f"checkpoint {checkpoint.folder} was saved within a step, and this version continues from whole steps "
+            "alone: delete the folder to continue from the checkpoint before it, or use the version that wrote it"
+        )
     different = list(_differences(checkpoint.header.config, config))
     if different:
         raise ConfigError(
@@ -94,15 +93,6 @@ def _checked(checkpoint: Checkpoint, config: Mapping[str, Any], world_size: int)
             "settings, or start a new run"
         )
     return checkpoint
-
-
-def _other_layout(checkpoint: Checkpoint, world_size: int) -> str | None:
-    if not checkpoint.header.is_sampled or checkpoint.header.world_size == world_size:
-        return None
-    return (
-        f"checkpoint {checkpoint.folder} holds sampled rollouts of {checkpoint.header.world_size} processes, so it can "
-        f"only be resumed with {checkpoint.header.world_size}, not {world_size}"
-    )
 
 
 def _differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[str]:

@@ -94,7 +94,7 @@ class DynamicSampling(Part):
             return None
         return "algo.dynamic_sampling throws away groups that are all wrong or all correct: SignedReward trains on them"
 
-    def sampled(self, setup: Setup, batch: Sequence[Prompt], rollouts: Rollouts) -> Rollouts | None:
+    def sampled(self, setup: Setup, batch: Sequence[Prompt], rollouts: Rollouts) -> Rollouts:
         """This rank's share of a step's groups; collective.
 
         Every rank samples its share of every round. Selection and order are global, so they do not depend on the number
@@ -107,12 +107,9 @@ class DynamicSampling(Part):
         """
         rounds = _Rounds(setup, batch)
         later = later_prompts(setup.prompts, batch, setup.seed, setup.ranks.trainer.global_step + 1)
-        part: Rollouts | None = rollouts
-        prompts = batch
+        part, prompts = rollouts, batch
         per_minibatch = setup.settings.prompts_per_minibatch
         for num_rounds in count(1):
-            if part is None:
-                return None
             rounds.add(part, len(prompts), per_minibatch)
             if rounds.num_missing <= 0 or num_rounds == self.max_rounds:
                 break

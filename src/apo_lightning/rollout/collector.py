@@ -79,7 +79,6 @@ class Collector:
         clock: times the phases "generate" and "reward"; the latter is the time that scoring takes after the last token.
         state_at: step → state of the run, for rewards; 0 for a held-out set.
         on_finished: called as soon as a completion is finished; an exception from it ends the sampling.
-        is_stopping: whether a stop signal has arrived.
     """
 
     engine: RolloutEngine
@@ -91,7 +90,6 @@ class Collector:
     clock: PhaseClock
     state_at: Callable[[int], TrainerState] = lambda step: TrainerState()
     on_finished: FinishedListener | None = None
-    is_stopping: Callable[[], bool] = lambda: False
 
     def collect(
         self, prompts: Sequence[Prompt], *, group_size: int, temperature: float, step: int, stream: str
@@ -118,7 +116,7 @@ class Collector:
         def score(finished: Finished) -> None:
             owners = [prompts[index // group_size] for index, _ in finished]
             token_ids = [completion.token_ids for _, completion in finished]
-            pairs = zip(*self._undisturbed(owners, token_ids, step, metrics), strict=True)
+            pairs = zip(*self.score(owners, token_ids, step=step, metrics=metrics), strict=True)
             scored.update(zip((index for index, _ in finished), pairs, strict=True))
 
         completions = self._generate_and_score(requests, score)
@@ -152,23 +150,6 @@ class Collector:
         texts = [self.text(ids) for ids in token_ids]
         samples = samples_of(self.reward, self.tokenizer, prompts, token_ids, texts, self.state_at(step))
         return texts, score_samples(self.reward, replace(samples, metrics={} if metrics is None else metrics))
-
-    def _undisturbed(
-        self, prompts: Sequence[Prompt], token_ids: Sequence[Sequence[int]], step: int, metrics: dict[str, list[float]]
-    ) -> tuple[list[str], list[Verdict]]:
-        """Texts and verdicts, judged again if a stop signal came meanwhile: it may have ended a reward's processes."""
-        while True:
-            was_stopping, own = self.is_stopping(), dict[str, list[float]]()
-            try:
-                found = self.score(prompts, token_ids, step=step, metrics=own)
-            except Exception:
-                if was_stopping or not self.is_stopping():
-                    raise
-                continue
-            if was_stopping or not self.is_stopping():
-                for name, values in own.items():
-                    metrics.setdefault(name, []).extend(values)
-                return found
 
     def _generate_and_score(
         self, requests: Sequence[GenerationRequest], score: Callable[[Finished], None]

@@ -79,7 +79,7 @@ def loggers_of(cfg: DictConfig, output_dir: Path, resumed: Checkpoint | None) ->
     """The loggers: `metrics.csv` always, with its rows up to the checkpoint; others by `logger=…`."""
     kept = []
     if resumed is not None:
-        kept = rows_until(resumed.folder.parent.parent, resumed.header.position.step, resumed.header.validated_step)
+        kept = rows_until(resumed.folder.parent.parent, resumed.header.step, resumed.header.validated_step)
     others: list[Any] = [instantiate(node, _convert_="all") for node in (cfg.logger or {}).values()]
     for logger in others:
         logger.log_hyperparams(OmegaConf.to_container(cfg, resolve=True))

@@ -150,7 +150,7 @@ class Prepared(Algorithm):
 
     def schedule_notice(self, header: Header) -> str | None:
         """What a run that resumes should know of its learning rates: that they are not those it was begun with."""
-        was, now, done = header.config.get(HORIZON), self.config[HORIZON], header.position.step
+        was, now, done = header.config.get(HORIZON), self.config[HORIZON], header.step
         if was is None or was == now:
             return None
         per_step = self.settings.minibatches_per_step

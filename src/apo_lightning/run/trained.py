@@ -11,7 +11,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
 
-from apo_lightning.checkpoints.folder import Checkpoint, Position, snapshots_of
+from apo_lightning.checkpoints.folder import Checkpoint, snapshots_of, step_name
 from apo_lightning.common.console import say
 from apo_lightning.common.files import read_yaml_text, write_atomically
 from apo_lightning.errors import ConfigError, in_brief
@@ -154,7 +154,7 @@ class Stage:
     @property
     def folder(self) -> str:
         """The folder of its results, relative to that of the evaluation."""
-        return "" if self.step is None else Position(step=self.step).name
+        return "" if self.step is None else step_name(self.step)
 
     @property
     def identity(self) -> dict[str, object]:
@@ -172,7 +172,7 @@ def stages_of(run: Path | None, checkpoint: str) -> tuple[Stage, ...]:
     for line in refused:
         say(f"skipped: {line}")
     named = {BASE: Stage(step=0)} | {
-        found.folder.name: Stage(step=found.header.position.step, snapshot=found) for found in snapshots
+        found.folder.name: Stage(step=found.header.step, snapshot=found) for found in snapshots
     }
     if checkpoint == ALL and len(named) > 1:
         return tuple(named.values())

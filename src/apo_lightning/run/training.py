@@ -57,7 +57,7 @@ def check(cfg: DictConfig) -> None:
     prepared = prepare(cfg)
     prepared.reward.close()
     folder = Path(HydraConfig.get().runtime.output_dir)
-    find_checkpoint(cfg.resume, folder, prepared.config, prepared.world_size, prepared.sources)
+    find_checkpoint(cfg.resume, folder, prepared.config, prepared.sources)
 
 
 def _check_sweep(cfg: DictConfig) -> None:
@@ -87,10 +87,10 @@ def _train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | N
     pl.seed_everything(cfg.seed, verbose=False)
 
     prepared = prepare(cfg)
-    resumed = find_checkpoint(cfg.resume, output_dir, prepared.config, prepared.world_size, prepared.sources)
+    resumed = find_checkpoint(cfg.resume, output_dir, prepared.config, prepared.sources)
     if record is not None and launch().rank == 0:
         record(output_dir)
-    steps_done = resumed.header.position.step if resumed is not None else 0
+    steps_done = resumed.header.step if resumed is not None else 0
     if resumed is not None:
         say(f"resuming from {resumed.folder}, after {steps_done} of {cfg.trainer.max_steps} steps")
         if (notice := prepared.schedule_notice(resumed.header)) is not None:
@@ -179,7 +179,6 @@ def _module(cfg: DictConfig, prepared: Prepared, trainer: pl.Trainer, checkpoint
         clock=PhaseClock(),
         state_at=partial(_trainer_state, prepared),
         on_finished=checkpointer.stop.check,
-        is_stopping=checkpointer.stop.is_requested,
     )
     return RLVRModule(
         policy=policy,

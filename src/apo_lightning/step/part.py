@@ -46,8 +46,8 @@ class Setup:
     nonfinite: NonfiniteSteps
     prompts: Sequence[Prompt]
     """All problems to train on."""
-    sample: Callable[..., Rollouts | None]
-    """`RLVRModule.sample`."""
+    sample: Callable[..., Rollouts]
+    """`RLVRModule.sample`, for `Part.sampled`: a stop signal elsewhere would end the run without a checkpoint."""
 
     @property
     def needs(self) -> Needs:
@@ -127,11 +127,11 @@ class Part:
 
     # ------------------------------------------------------------------ in a step
 
-    def sampled(self, setup: Setup, batch: Sequence[Prompt], rollouts: Rollouts) -> Rollouts | None:
-        """This rank's rollouts of the step, which may be others; None, then on all ranks: `setup.sample` gave up.
+    def sampled(self, setup: Setup, batch: Sequence[Prompt], rollouts: Rollouts) -> Rollouts:
+        """This rank's rollouts of the step, which may be others.
 
-        `batch` are the step's prompts, of all ranks. State that moves here is in `state_dict`: a run that stops before
-        the rollouts are saved takes it back, samples the step again and comes here again.
+        `batch` are the step's prompts, of all ranks. State that moves here is in `state_dict`: a run that is stopped
+        while a later part samples saves the state from before the step.
         """
         return rollouts
 

@@ -14,9 +14,10 @@ from apo_lightning.callbacks import StepCallback
 from apo_lightning.checkpoints.folder import complete_checkpoints
 from apo_lightning.errors import ConfigError, Preempted
 from apo_lightning.module import RLVRModule
+from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.transformers_engine import TransformersEngine
-from running import SIGNAL, Stopper, read_metrics, train_tiny, weights, without_clock
+from running import SIGNAL, Stopper, read_metrics, train_tiny, training_rows, weights, without_clock
 
 SETTINGS = (
     *("callbacks=quiet", "data.max_completion_tokens=12", "trainer.max_steps=3", "trainer.val_check_interval=2"),
@@ -55,7 +56,9 @@ def rows(folder: Path) -> list[dict[str, str]]:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("uninterrupted")
-    return run(folder), folder
+    final = run(folder)
+    assert all(float(row["train/grad_norm"]) > 0 for row in training_rows(folder))
+    return final, folder
 
 
 @pytest.fixture(autouse=True)
@@ -84,10 +87,11 @@ def assert_is(uninterrupted, weights: dict[str, torch.Tensor], folder: Path) -> 
 
 # The held-out set is sampled before the first step and after the second and the third.
 PLACES = {
-    "before the first checkpoint": (apo_lightning.module, "check_policy_version", 2, "step_000000_sampled"),
+    "while it samples the first step": (TransformersEngine, "generate", 2, "nothing"),
     "in the first update": (RLVRModule, "_optimizer_step", 1, "step_000001"),
     "while it samples": (TransformersEngine, "generate", 3, "step_000001"),
-    "when it has sampled": (apo_lightning.module, "check_policy_version", 3, "step_000001_sampled"),
+    "while it judges": (Collector, "score", 3, "step_000001"),
+    "when it has sampled": (apo_lightning.module, "check_policy_version", 3, "step_000002"),
     "between two mini-batches": (RLVRModule, "_optimizer_step", 3, "step_000002"),
     "at the sync": (RLVRModule, "_publish", 3, "step_000002"),
     "while it validates": (TransformersEngine, "generate", 4, "step_000002"),
@@ -99,15 +103,48 @@ def test_stopped_by_a_signal_it_goes_on_as_if_nothing_had_happened(uninterrupted
     owner, name, call, expected = PLACES[place]
     with monkeypatch.context() as patch:
         Stopper(patch, owner, name, call)
-        with pytest.raises(Preempted, match=f"SIGTERM.*{expected}"):
-            run(tmp_path)
-    [*_, newest] = complete_checkpoints(tmp_path / "checkpoints")[0]
-    assert newest.folder.name == expected
+        with pytest.raises(Preempted, match=rf"SIGTERM.*kept: (checkpoint )?{expected}"):
+            run(tmp_path, "checkpoint.save_every=null")
+    found = [checkpoint.folder.name for checkpoint in complete_checkpoints(tmp_path / "checkpoints")[0]]
+    assert found == [expected] * (expected != "nothing")
+    assert_is(uninterrupted, run(tmp_path, "resume=auto"), tmp_path)
+
+
+def test_a_reward_that_draws_lots_draws_those_of_the_step_again(tmp_path, monkeypatch):
+    by_lot = "reward.function._target_=rewarding.by_lot"
+    whole = run(tmp_path / "whole", by_lot)
+    assert all(float(row["train/grad_norm"]) > 0 for row in training_rows(tmp_path / "whole"))
+    with monkeypatch.context() as patch:
+        Stopper(patch, Collector, "score", 3)
+        with pytest.raises(Preempted, match="step_000001"):
+            run(tmp_path / "stopped", by_lot, "checkpoint.save_every=null")
+    resumed = run(tmp_path / "stopped", by_lot, "resume=auto")
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
+@pytest.mark.parametrize(("is_signalled", "expected"), [(False, BrokenPipeError), (True, Preempted)])
+def test_an_error_after_a_signal_is_taken_for_its_effect_and_no_other(
+    uninterrupted, tmp_path, monkeypatch, is_signalled, expected
+):
+    score, calls = Collector.score, []
+
+    def failing(*args, **kwargs):
+        calls.append(None)
+        if len(calls) == 3:
+            if is_signalled:
+                signal.raise_signal(signal.SIGTERM)
+            raise BrokenPipeError("the judge has ended")
+        return score(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Collector, "score", failing)
+        with pytest.raises(expected):
+            run(tmp_path, "checkpoint.save_every=null")
     assert_is(uninterrupted, run(tmp_path, "resume=auto"), tmp_path)
 
 
 def test_stopped_again_and_again_within_one_step(uninterrupted, tmp_path, monkeypatch):
-    places = ((TransformersEngine, "generate", 2), (apo_lightning.module, "check_policy_version", 1))
+    places = ((TransformersEngine, "generate", 3), (Collector, "score", 1))
     for place in (*places, (apo_lightning.module, "score_reference", 1)):
         with monkeypatch.context() as patch:
             Stopper(patch, *place, signal.SIGUSR1)
@@ -183,6 +220,26 @@ def test_what_cannot_be_gone_on_from_is_one_line(uninterrupted, tmp_path):
         run(tmp_path, f"resume={tmp_path}")
     with pytest.raises(ConfigError, match=r"checkpoint.best is val/sums/pass@1: choose one of val/arithmetic/pass@1"):
         run(tmp_path, "checkpoint.best=val/sums/pass@1")
+
+
+def test_a_checkpoint_from_within_a_step_is_refused_where_it_would_be_gone_on_from(uninterrupted, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(uninterrupted[1], folder)
+    wholes = [found.folder for found in complete_checkpoints(folder / "checkpoints")[0]]
+    sampled = [whole.with_name(f"{whole.name}_sampled") for whole in wholes]
+    for whole, copy in zip(wholes, sampled, strict=True):  # as an earlier version wrote them
+        shutil.copytree(whole, copy)
+        manifest = json.loads((copy / "checkpoint.json").read_bytes())
+        (copy / "checkpoint.json").write_text(json.dumps(manifest | {"is_sampled": True, "world_size": 1}))
+    with pytest.raises(ConfigError, match=rf"{sampled[1].name} was saved within a step.*delete the folder"):
+        run(folder, "resume=auto")
+    shutil.rmtree(sampled[1])
+    assert_is(uninterrupted, run(folder, "resume=auto"), folder)
+    with pytest.raises(ConfigError, match=rf"{sampled[0].name} was saved within a step"):
+        run(tmp_path / "other", f"resume={sampled[0]}")
+    shutil.rmtree(wholes[1])
+    shutil.rmtree(sampled[0])
+    assert_is(uninterrupted, run(folder, "resume=auto"), folder)
 
 
 def test_the_best_checkpoint_stays(tmp_path, monkeypatch):

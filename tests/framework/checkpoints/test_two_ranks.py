@@ -45,8 +45,6 @@ def test_a_sharded_run_is_stopped_gone_on_from_and_read_by_one_process(tmp_path)
     script = start_launched(stopped, *SETTINGS, "trainer=fsdp_cpu2", callback)
     assert script.wait() == [75], script.said
     assert "stopped by SIGTERM" in script.said
-    newest = complete_checkpoints(stopped / "checkpoints")[0][-1]
-    assert newest.header.world_size == 2
     for one, two in zip(expected, run_train(stopped, *SETTINGS, "trainer=fsdp_cpu2", "resume=auto"), strict=True):
         assert comparable(two) == pytest.approx(comparable(one), rel=1e-4, abs=1e-6, nan_ok=True)
 

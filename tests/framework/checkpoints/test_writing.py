@@ -1,22 +1,12 @@
 """The files of a checkpoint come back as they were written, and a changed one is found."""
 
 import dataclasses
-import datetime
 
 import pytest
 import torch
 
 from apo_lightning.checkpoints import contents as module
-from apo_lightning.checkpoints.contents import (
-    file_numbers,
-    load_plain,
-    load_tensors,
-    rollouts_from_plain,
-    rollouts_to_plain,
-    save_plain,
-    save_tensors,
-    tensor_shapes,
-)
+from apo_lightning.checkpoints.contents import file_numbers, load_tensors, save_tensors, tensor_shapes
 from apo_lightning.checkpoints.folder import (
     Checkpoint,
     Header,
@@ -26,13 +16,12 @@ from apo_lightning.checkpoints.folder import (
     partial_folder,
     publish,
 )
-from factories import make_rollouts
 
 
 def published(root, content: bytes) -> Checkpoint:
     """A checkpoint with one file, whose sums two ranks took."""
-    header = Header(step=1, is_sampled=False, world_size=2, validated_step=None, score=None, config={}, files={})
-    partial = partial_folder(root, header.position)
+    header = Header(step=1, validated_step=None, score=None, config={}, files={})
+    partial = partial_folder(root, header.step)
     (partial / "tensors").mkdir(parents=True)
     (partial / "digits").write_bytes(content)
     (partial / "tensors" / "empty").write_bytes(b"")
@@ -56,21 +45,6 @@ def test_a_changed_byte_and_a_missing_one_are_found(tmp_path):
     assert damaged_file(found, found.header.files) == "digits"
     (found.folder / "digits").write_bytes(b"12345678")
     assert complete_checkpoints(tmp_path) == ([], [f"checkpoint {found.folder} is incomplete: digits has 8 of 9 bytes"])
-
-
-def test_scored_rollouts_are_saved_whole_but_for_the_columns_of_the_data_set(tmp_path):
-    rollouts = make_rollouts(["correct", "unparsed"], group_size=2)
-    columns = {"date": datetime.date(2026, 1, 1)}  # of a parquet file, and nothing that plain data may hold
-    prompts = tuple(dataclasses.replace(prompt, columns=columns) for prompt in rollouts.prompts)
-    verdicts = tuple(
-        dataclasses.replace(verdict, rewards={"a": 1.0, "b": None}, extra={"c": "d"}, is_scored=False)
-        for verdict in rollouts.verdicts
-    )
-    rollouts = dataclasses.replace(rollouts, prompts=prompts, verdicts=verdicts, reward_metrics={"n": (1.0, 2.0)})
-    save_plain(rollouts_to_plain(rollouts), tmp_path / "rank.pt")
-    restored = rollouts_from_plain(load_plain(tmp_path / "rank.pt"))
-    assert restored == rollouts
-    assert [prompt.columns for prompt in restored.prompts] == [{}]
 
 
 SIZES = {"policy.a": (3, 5), "policy.b": (40,), "optimizer.a": (3, 5), "empty": (0, 4), "half": (7,)}

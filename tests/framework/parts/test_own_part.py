@@ -2,18 +2,19 @@
 
 import os
 import signal
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from apo_lightning.checkpoints.folder import complete_checkpoints
 from apo_lightning.errors import ConfigError, Preempted
 from apo_lightning.losses import GRPO
 from apo_lightning.step.part import Part, Setup, check_parts
-from apo_lightning.types import Needs, Verdict
+from apo_lightning.types import Needs
 from own_parts import CountsSteps, LengthHead
 from processes import start_script
-from running import RUN, on_one_and_two_ranks, run
+from running import RUN, SIGNAL, on_one_and_two_ranks, run, training_rows, without_clock
 
 OWN = "+algo.parts.own._target_=own_parts."
 
@@ -26,32 +27,56 @@ def test_a_module_of_a_parts_own_learns_the_same_on_two_ranks(tmp_path):
     assert alone[0]["length_head/norm"] != alone[1]["length_head/norm"]
 
 
-def test_a_rank_that_is_asked_to_stop_while_sampling_stops_all_before_a_part_counts(tmp_path):
-    run = (*RUN, OWN + "StopsOneRank", "trainer=ddp_cpu2", "checkpoint.save_every=1", f"hydra.run.dir={tmp_path}/run")
-    script = start_script("train", *run, num_ranks=2)
-    assert script.wait() == [75, 0], script.said
-    assert "in step 2; kept: checkpoint step_000001" in script.said
+@pytest.mark.slow(40)
+def test_a_rank_that_is_asked_to_stop_while_sampling_stops_all_and_they_sample_the_step_again(tmp_path):
+    options = (*RUN, *SIGNAL, OWN + "StopsOneRank", "trainer=ddp_cpu2", "trainer.max_steps=3")
+
+    def started(folder, *overrides, **environment):
+        given = (*options, f"hydra.run.dir={tmp_path}/{folder}", *overrides)
+        return start_script("train", *given, num_ranks=2, **environment)
+
+    stopped = started("stopped", "checkpoint.save_every=null", STOPS="1")
+    assert stopped.wait() == [75, 0], stopped.said
+    assert "in step 2; kept: checkpoint step_000001" in stopped.said
+    started("stopped", "resume=auto").finish()
+    started("whole").finish()
+    rows, expected = ([without_clock(row) for row in training_rows(tmp_path / run)] for run in ("stopped", "whole"))
+    assert rows == expected
+    assert all(float(row["train/grad_norm"]) > 0 for row in expected)
 
 
-@pytest.mark.parametrize("are", ["given up", "not judged"])
-def test_what_a_part_took_from_rollouts_that_are_not_kept_is_taken_back(tmp_path, monkeypatch, are):
-    own = (OWN + "CountsSteps", "trainer.max_steps=3", "checkpoint.save_every=100")
-    sampled = CountsSteps.sampled
+COUNTED = (*SIGNAL, OWN + "CountsSteps", "trainer.max_steps=3", "checkpoint.save_every=100")
 
-    def stopped(part, setup, batch, rollouts):
-        found = sampled(part, setup, batch, rollouts)
-        if rollouts.step != 2:
-            return found
-        os.kill(os.getpid(), signal.SIGTERM)
-        error = Verdict(reward=0.0, status="error")
-        return None if are == "given up" else replace(found, verdicts=[error] * len(found.verdicts))
+
+def stopped_in(owner_method, monkeypatch, folder, kept):
+    """Trains until step 2, in which the part samples again in this method, and is asked to stop meanwhile."""
+    original = getattr(CountsSteps, owner_method)
+
+    def sampling_again(part, setup, *args):
+        found = original(part, setup, *args)
+        if setup.ranks.trainer.global_step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+            setup.sample(setup.prompts[:2], 4, step=2, stream="more")
+        return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(CountsSteps, "sampled", stopped)
-        with pytest.raises(Preempted, match="kept: checkpoint step_000001"):
-            run(tmp_path, *own)
-    rows = run(tmp_path, *own, "resume=auto")[1]
+        patch.setattr(CountsSteps, owner_method, sampling_again)
+        with pytest.raises(Preempted, match=f"in step 2; kept: {kept}"):
+            run(folder, *COUNTED)
+
+
+def test_what_a_part_took_from_rollouts_of_a_step_that_is_sampled_again_is_taken_back(tmp_path, monkeypatch):
+    stopped_in("sampled", monkeypatch, tmp_path / "stopped", "checkpoint step_000001")
+    final, rows = run(tmp_path / "stopped", *COUNTED, "resume=auto")
     assert [float(row["counts_steps/count"]) for row in rows] == [1, 2, 3]
+    expected, whole_rows = run(tmp_path / "whole", *COUNTED)
+    assert all(float(row["train/grad_norm"]) > 0 for row in whole_rows)
+    assert all(torch.equal(final[name], expected[name]) for name in expected)
+
+
+def test_weights_that_have_moved_are_not_saved_as_those_of_the_step_before(tmp_path, monkeypatch):
+    stopped_in("metrics", monkeypatch, tmp_path, "nothing, no checkpoint was due")
+    assert complete_checkpoints(tmp_path / "checkpoints") == ([], [])
 
 
 def test_a_part_that_adds_to_the_loss_says_on_which_tokens():
