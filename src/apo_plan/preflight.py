@@ -18,6 +18,7 @@ from apo_lightning.data.sources import DatasetSource
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.tokenizer import character_tokenizer
 from apo_lightning.run.devices import check_devices, requested_devices
+from apo_lightning.run.launching import own_folder
 from apo_lightning.run.preparing import Algorithm, Prepared, prepare, read_data
 from apo_lightning.run.settings import (
     ANNOTATIONS,
@@ -38,8 +39,10 @@ from apo_plan.tables import findings_text, plan_table, time_table
 def preflight_command(cfg: DictConfig) -> None:
     """`apo preflight`: print the plan, and exit with status 1 if the run cannot work."""
     check_values(cfg, ANNOTATIONS)
-    if status := preflight(cfg, Path(HydraConfig.get().runtime.output_dir)):
-        sys.exit(status)
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    with own_folder(folder):
+        if status := preflight(cfg, folder):
+            sys.exit(status)
 
 
 def preflight(cfg: DictConfig, output_dir: Path) -> int:
@@ -50,7 +53,6 @@ def preflight(cfg: DictConfig, output_dir: Path) -> int:
     Returns:
         The exit status: 1 if there is an error, else 0.
     """
-    output_dir.mkdir(parents=True, exist_ok=True)
     quiet_libraries(output_dir / "run.log")
     findings: list[Finding] = []
     parts: list[RenderableType] = []

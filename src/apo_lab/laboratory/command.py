@@ -1,5 +1,6 @@
 """`apo lab`: run what is missing of an edition, show its progress, or make its page."""
 
+import contextlib
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -9,6 +10,7 @@ from apo_lab.laboratory.registration import registration
 from apo_lab.laboratory.runs import identity_of, show_progress, work_off
 from apo_lab.reporting.laboratory import laboratory_page
 from apo_lightning.common.console import say
+from apo_lightning.common.files import folder_locked
 from apo_lightning.errors import ConfigError
 from apo_lightning.run.launching import launch_time
 
@@ -30,17 +32,17 @@ def laboratory(cfg: DictConfig) -> None:
         raise ConfigError(
             f"{rows} does not exist: give tables= the folder of an edition's rows, or run apo lab run first"
         )
-    try:
-        if cfg.action == "run":
-            work_off(cfg)
-    finally:
-        if rows.is_file():
-            date = launch_time().strftime("%Y-%m-%d")
-            page = laboratory_page(
-                Path(cfg.tables),
-                protocol,
-                Path(cfg.output_dir) / "report",
-                date=date,
-                registration=registration(protocol),
-            )
-            say(f"open {page}")
+    # With either folder in common, one laboratory would drop rows or checkpoints of the other.
+    folders = sorted({Path(cfg.tables).resolve(), Path(cfg.output_dir).resolve()}) if cfg.action == "run" else ()
+    with contextlib.ExitStack() as locks:
+        for folder in folders:
+            refusal = f"another apo lab is at work in {folder}: wait for it, or give other tables= and output_dir="
+            locks.enter_context(folder_locked(folder, refusal))
+        try:
+            if folders:
+                work_off(cfg)
+        finally:
+            if rows.is_file():
+                date, report = launch_time().strftime("%Y-%m-%d"), Path(cfg.output_dir) / "report"
+                page = laboratory_page(rows.parent, protocol, report, date=date, registration=registration(protocol))
+                say(f"open {page}")

@@ -46,7 +46,7 @@ def quiet_libraries(log_file: Path) -> None:
     """Send all logs and warnings to `log_file`, our own warnings to the terminal too, and disable progress bars."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    handler = logging.FileHandler(log_file, delay=True)
+    handler = logging.FileHandler(log_file)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     root = logging.getLogger()
     for old in list(root.handlers):

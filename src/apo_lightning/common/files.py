@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -64,23 +64,32 @@ LOCK = ".lock"
 
 @contextlib.contextmanager
 def folder_locked(folder: Path, refusal: str) -> Iterator[None]:
-    """Hold the lock of a folder, which dies with this process: `kill -9` leaves none. Raises `ConfigError` as above."""
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    is_open = True
-
-    def close() -> None:
-        nonlocal is_open
-        if is_open:
-            os.close(descriptor)
-        is_open = False
-
+    """Hold the lock of a folder, made if need be; raises `ConfigError` as above. A lock dies with its process."""
+    path = folder / LOCK
+    file = _locked(path, refusal)
     # A process that a reward forks would hold the lock after the death of this one.
-    os.register_at_fork(after_in_child=close)
+    os.register_at_fork(after_in_child=file.close)
     try:
-        take_lock(descriptor, refusal)
         yield
     finally:
-        close()
+        with contextlib.suppress(OSError):
+            if not file.closed and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                path.unlink()
+        file.close()
+
+
+def _locked(path: Path, refusal: str) -> IO[str]:
+    """Open and lock a file that is still at `path` then: a lock on one that its holder has removed keeps nobody out."""
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as opened:
+            # NOFOLLOW: a link to nowhere would be tried for ever.
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            file = opened.enter_context(os.fdopen(descriptor))
+            take_lock(descriptor, refusal)
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                opened.pop_all()
+                return file
 
 
 def read_yaml_text(path: Path) -> str:

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import shlex
-import shutil
 import signal
 import sys
 import textwrap
@@ -23,7 +22,6 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from apo_lightning.common.console import say
-from apo_lightning.common.files import LOCK
 from apo_lightning.common.launch import is_first_process, launch
 from apo_lightning.errors import ConfigError, NonfiniteError, Preempted, VerifierError
 from apo_lightning.run.choices import (
@@ -145,7 +143,6 @@ def _run(command: Command, overrides: Sequence[str]) -> None:
 
                     check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
                 command.load()(cfg)
-                _forget_refused_run()  # a plan leaves nothing
         except Preempted as stopped:
             say(str(stopped))
             say(continuation(command.name))
@@ -154,11 +151,10 @@ def _run(command: Command, overrides: Sequence[str]) -> None:
             # Another status than 0 on the other ranks would make the launcher report a failure.
             sys.exit(Preempted.STATUS if getattr(rank_zero_only, "rank", 0) == 0 else 0)
         except (SystemExit, Exception) as ended:
-            if isinstance(ended, SystemExit):
-                _forget_refused_run()
             if not (is_swept and sweep.go_on_after(ended)):
                 raise
         finally:
+            _remove_empty(Path(HydraConfig.get().runtime.output_dir))
             sys.argv = [prefix[0], *sys.argv[len(prefix) :]]
 
     sys.argv = [prefix[0], *map(expand_glob, overrides)]
@@ -193,21 +189,13 @@ def _exits_are_errors() -> Iterator[None]:
         ) from ended
 
 
-def _forget_refused_run() -> None:
-    """Remove the folder of this job, and empty ones around it, if it has at most a log and a lock: it is no run."""
-    hydra_cfg: Any = HydraConfig.get()
-    folder = Path(hydra_cfg.runtime.output_dir)
-    of_no_run = {hydra_cfg.output_subdir, LOCK, "run.log"}
-    if folder == Path.cwd() or not {path.name for path in folder.glob("*")} <= of_no_run:
-        return
-    for handler in logging.root.handlers[:]:
-        if isinstance(handler, logging.FileHandler):  # a library's last warning would fail to open the job's log
-            logging.root.removeHandler(handler)
-    shutil.rmtree(folder, ignore_errors=True)
+def _remove_empty(folder: Path) -> None:
+    """Remove a job's folder, and those around it up to the working directory, as far as they are empty."""
+    here = Path.cwd()
     with contextlib.suppress(OSError):  # the first that holds anything
-        for parent in folder.parents:
-            if parent.is_relative_to(Path.cwd()) and parent != Path.cwd():
-                parent.rmdir()
+        for path in (folder, *folder.parents):
+            if path != here and (path == folder or path.is_relative_to(here)):
+                path.rmdir()
 
 
 def continuation(command: str) -> str:

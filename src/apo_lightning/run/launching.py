@@ -1,13 +1,15 @@
-"""The processes of a launch: the time at which the run began, which names its folder, and the end of one of them.
+"""The processes of a launch: the time at which the run began, its folder, and the end of one of them.
 
 Every command imports this file to read its configuration; torch and Lightning are imported only when a run begins.
 """
 
 import contextlib
 import functools
+import itertools
 import os
 import select
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Iterator
@@ -21,8 +23,10 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from apo_lightning.common.console import saying
+from apo_lightning.common.files import LOCK, folder_locked
 from apo_lightning.common.launch import SRUN, check_launch, launch
 from apo_lightning.errors import ConfigError, in_brief
+from apo_lightning.run.user_message import own_frame
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -144,7 +148,43 @@ def launched(form: str, *, _root_: Any) -> str:
     return launch_time().strftime(form)
 
 
+def new_folder(path: str) -> str:
+    """Make the folder `path`, or `path_2`, `path_3`, … where there is one; the same for all processes of a launch."""
+    launch_time()  # then they have met
+    folder = Path(path)
+    if launch().rank == 0:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(2):
+            try:
+                folder.mkdir()
+                break
+            except FileExistsError:
+                folder = Path(f"{path}_{number}")
+        for store in _stores:
+            store.set(f"apo_lightning/{path}", str(folder))
+    return _stores[0].get(f"apo_lightning/{path}").decode() if _stores else str(folder)
+
+
+@contextlib.contextmanager
+def own_folder(folder: Path) -> Iterator[None]:
+    """Work alone in a folder; raises `ConfigError` if another process does.
+
+    Where nothing else was and is, the log of a plan or a refused run goes, unless an error is to be read in it.
+    """
+    refusal = f"another process is at work in {folder}: wait for it, or choose another hydra.run.dir"
+    with folder_locked(folder, refusal):
+        lock, log = folder / LOCK, folder / "run.log"
+        was_empty = {*folder.glob("*")} == {lock}
+        try:
+            yield
+        finally:
+            is_read = (error := sys.exception()) is not None and own_frame(error) is not None
+            if was_empty and {*folder.glob("*")} == {lock, log} and not is_read:
+                log.unlink()
+
+
 def register_resolvers() -> None:
-    """Values of configurations: `${launched:%H-%M-%S}`, the same for all jobs of a sweep, and `${sweep:}`."""
+    """Values of configurations, for all jobs of a sweep alike: `${launched:%H}`, `${new_folder:a/b}`, `${sweep:}`."""
     OmegaConf.register_new_resolver("sweep", sweep_folder, replace=True)
     OmegaConf.register_new_resolver("launched", launched, replace=True)
+    OmegaConf.register_new_resolver("new_folder", new_folder, replace=True, use_cache=True)

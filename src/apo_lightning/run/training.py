@@ -20,7 +20,6 @@ from apo_lightning.callbacks.export import owes_export
 from apo_lightning.checkpoints import Checkpointer, StopRequest
 from apo_lightning.checkpoints.resume import HORIZON, find_checkpoint
 from apo_lightning.common.console import progress_bars_hidden, quiet_libraries, say
-from apo_lightning.common.files import folder_locked
 from apo_lightning.common.launch import launch
 from apo_lightning.common.phases import PhaseClock
 from apo_lightning.contracts import TrainerState
@@ -36,7 +35,7 @@ from apo_lightning.parts.importance import ImportanceByLength
 from apo_lightning.parts.moving_reference import MovingReference
 from apo_lightning.parts.probes import Probes
 from apo_lightning.rollout.collector import Collector
-from apo_lightning.run.launching import loud_exits
+from apo_lightning.run.launching import loud_exits, own_folder
 from apo_lightning.run.metrics_csv import closing, loggers_of
 from apo_lightning.run.preparing import Prepared, prepare
 from apo_lightning.run.settings import ANNOTATIONS, check_values
@@ -77,8 +76,7 @@ def train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | No
     """
     check_values(cfg, ANNOTATIONS)
     output_dir.mkdir(parents=True, exist_ok=True)
-    refusal = f"another process is training in {output_dir}: wait for it, or choose another hydra.run.dir"
-    with folder_locked(output_dir, refusal) if launch().rank == 0 else contextlib.nullcontext():
+    with own_folder(output_dir) if launch().rank == 0 else contextlib.nullcontext():
         return _train(cfg, output_dir, record)
 
 

@@ -41,15 +41,16 @@ OWN = {
 
 def user_message(error: BaseException) -> str | None:
     """One line for an error that the user can fix, or that has such a cause; None: a bug, which needs its traceback."""
-    cause: BaseException | None = error
+    root, cause = error, error
     while cause is not None:
         if (line := _line_of(cause)) is not None:
             return line
-        cause = cause.__cause__
-    root = error
-    while root.__cause__ is not None:
-        root = root.__cause__
-    return _in_own_code(root)
+        root, cause = cause, cause.__cause__
+    if (frame := own_frame(root)) is None:
+        return None
+    logging.getLogger("own_code").error("%s", root, exc_info=root)
+    what = f"{type(root).__name__}: {in_brief(root)}"
+    return f"{frame.filename}:{frame.lineno}, in {frame.name}: {what} (its traceback is in run.log)"
 
 
 def is_ours(file: Path) -> bool:
@@ -57,16 +58,16 @@ def is_ours(file: Path) -> bool:
     return any(file.is_relative_to(package) for package in OURS)
 
 
-def _in_own_code(error: BaseException) -> str | None:
-    """One line for what a user's callback, part or loss has raised; its traceback goes to the log of the run."""
+def own_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """Where a user's callback, part or loss has raised an error, whose traceback is for the run's log; or None."""
+    while error.__cause__ is not None:
+        error = error.__cause__
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
         if is_ours(file):
             return None
         if file.is_file() and not any(file.is_relative_to(library) for library in LIBRARIES):
-            logging.getLogger("own_code").error("%s", error, exc_info=error)
-            what = f"{type(error).__name__}: {in_brief(error)}"
-            return f"{frame.filename}:{frame.lineno}, in {frame.name}: {what} (its traceback is in run.log)"
+            return frame
     return None
 
 

@@ -169,7 +169,7 @@ def test_a_refused_run_leaves_no_folder_and_takes_none_that_has_files(tmp_path, 
             main(words)
         logging.getLogger().warning("at the end")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
-    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == [".lock", "rollouts", "run.log"]
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["rollouts", "run.log"]
 
 
 def test_options_and_modules_in_the_working_directory_are_found_and_win(tmp_path):

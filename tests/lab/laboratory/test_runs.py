@@ -1,6 +1,9 @@
 """An edition end to end: a base model, tuning, runs that use its choice, averages, tables."""
 
 import json
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pandas as pd
@@ -10,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from apo_lab.laboratory.command import laboratory
 from apo_lab.laboratory.published import CURVE_COLUMNS, RUN_COLUMNS, Rows, append, read_runs
+from apo_lightning.common.files import LOCK, folder_locked
 from composing import composed
 from miniature_edition import MINIATURE
 from processes import start_script
@@ -125,6 +129,31 @@ def decodings_are_those_of_plain_forwards(lab, bases, tables):
 def log_probs_are_deleted_and_weights_stay(lab):
     assert not list(lab.rglob("step_*.npz"))
     assert len(list(lab.rglob("checkpoints/final/model.safetensors"))) == 6
+
+
+@pytest.mark.slow(20)
+def test_a_second_laboratory_is_refused_where_one_is_at_work_and_may_count_its_runs(tmp_path):
+    edition, tables, runs = tmp_path / "mine.yaml", tmp_path / "tables", tmp_path / "lab"
+    edition.write_text(MINIATURE)
+    words = (f"edition={edition}", f"bases={tmp_path}/bases")
+    command = [sys.executable, "-m", "apo_lightning", "lab", *words, f"tables={tables}", f"output_dir={runs}"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as first:
+        try:
+            while not all((folder / LOCK).exists() for folder in (tables, runs)):
+                assert first.poll() is None
+                time.sleep(0.05)
+            for own, folder in (((tables, tmp_path / "lab2"), tables), ((tmp_path / "tables2", runs), runs)):
+                second = start_script("lab", *words, f"tables={own[0]}", f"output_dir={own[1]}")
+                assert second.wait() == [1]
+                said = f"another apo lab is at work in {folder}: wait for it, or give other tables= and output_dir="
+                assert second.said == f"error: {said}\n"
+            status = start_script("lab", "status", *words, f"tables={tables}", f"output_dir={runs}")
+            assert "main            0 of    2 runs done" in status.finish()
+            assert first.poll() is None
+        finally:
+            first.kill()
+    with folder_locked(tables, "taken"), folder_locked(runs, "taken"):  # as another laboratory does
+        pass
 
 
 def test_rows_are_added_once_and_read_back(tmp_path):
