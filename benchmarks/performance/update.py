@@ -169,8 +169,12 @@ def build_setup(
         seed=0,
         nonfinite=NonfiniteSteps(settings.max_nonfinite_steps),
         prompts=(),
-        sample=lambda *given, **named: None,
+        sample=_sample_none,
     )
+
+
+def _sample_none(*given: object, **named: object) -> Rollouts:
+    raise AssertionError("the update samples nothing")
 
 
 def only_minibatch(setup: Setup, rollouts: Rollouts) -> tuple[StepPlan, Minibatch]:
