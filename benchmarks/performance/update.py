@@ -169,7 +169,7 @@ def build_setup(
         seed=0,
         nonfinite=NonfiniteSteps(settings.max_nonfinite_steps),
         prompts=(),
-        sample=lambda *given, **named: None,
+        sample=lambda *given, **named: rollouts,
     )
 
 
