@@ -139,10 +139,10 @@ def test_the_coefficient_follows_the_entropy(options, expected):
     for entropy, bonus in zip((0.25, 0.15, 0.15, 0.3), expected, strict=True):
         rollouts = make_rollouts(["correct", "incorrect"], 2, lengths=[1, 3])
         completions = tuple(replace(c, logprobs=(-entropy,) * len(c.logprobs)) for c in rollouts.completions)
-        assert part.sampled(make_setup(), (), replace(rollouts, completions=completions)) is not None
+        rollouts = replace(rollouts, completions=completions)
+        assert part.sampled(make_setup(), (), rollouts) is rollouts
         assert part.bonus == pytest.approx(bonus)
         assert part.needs.gradient_on == ("all" if bonus else None)
-    assert part.sampled(make_setup(), (), None) is None
     for wrong, match in (({"target": 0}, "target is 0"), ({"target": 1, "delta": -1}, "delta is -1")):
         with pytest.raises(ConfigError, match=match):
             EntropyTarget(**wrong)
