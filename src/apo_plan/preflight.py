@@ -53,6 +53,7 @@ def preflight(cfg: DictConfig, output_dir: Path) -> int:
     Returns:
         The exit status: 1 if there is an error, else 0.
     """
+    output_dir.mkdir(parents=True, exist_ok=True)
     quiet_libraries(output_dir / "run.log")
     findings: list[Finding] = []
     parts: list[RenderableType] = []
