@@ -1,7 +1,6 @@
 """The files of a checkpoint come back as they were written, and a changed one is found."""
 
 import dataclasses
-import json
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from apo_lightning.checkpoints.folder import (
     publish,
     sums_of_share,
 )
-from apo_lightning.common.identity import sealed
+from apo_lightning.common.identity import read_sealed, sealed
 
 
 def published(root, content: bytes, step: int = 1) -> Checkpoint:
@@ -73,7 +72,7 @@ def test_a_header_of_another_shape_costs_its_checkpoint_alone(tmp_path, name):
     changes, words = NOT_ITS_OWN[name]
     older, newest = published(tmp_path, b"123456789"), published(tmp_path, b"123456789", step=2)
     path = newest.folder / "checkpoint.json"
-    path.write_bytes(sealed({**json.loads(path.read_bytes()), **changes}))
+    path.write_bytes(sealed({**read_sealed(path), **changes}))
     usable, [line] = complete_checkpoints(tmp_path)
     assert [checkpoint.folder for checkpoint in usable] == [older.folder]
     assert words in line

@@ -121,9 +121,7 @@ def test_a_verdict_that_was_changed_is_named(tmp_path):
 def test_a_damaged_record_of_an_evaluation_is_one_line(tmp_path, content):
     write(tmp_path, PLAN, 4)
     (tmp_path / "evaluation.json").write_bytes(content)
-    with pytest.raises(
-        ConfigError, match=r"evaluation\.json (is damaged|has format None).*Choose another output_dir"
-    ) as raised:
+    with pytest.raises(ConfigError, match=r"evaluation\.json .*Choose another output_dir") as raised:
         SamplesFile(tmp_path, IDENTITY, PLAN, 4).open()
     assert "\n" not in str(raised.value)
 
