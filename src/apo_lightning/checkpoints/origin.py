@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,14 +21,6 @@ CODE = "the code of"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecord:
-    """`identity.json` of a run's folder."""
-
-    identity: Identity
-    """What the run read besides its settings, when it was started or resumed last."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """`origin.json` of an exported folder."""
 
@@ -44,15 +35,15 @@ class Origin:
 
 
 def write_run_record(run: Path, identity: Identity) -> None:
-    """Write `identity.json`, when a run may write to its folder."""
-    write_atomically(run / OF_RUN, sealed({FORMAT: VERSION, **asdict(RunRecord(identity=identity))}))
+    """Write what a run reads besides its settings into its folder, whenever it is started or resumed."""
+    write_atomically(run / OF_RUN, sealed({FORMAT: VERSION, "identity": identity}))
 
 
 def identity_of_run(run: Path) -> Identity:
     """What the run in a folder read; raises `ConfigError` if that is not known."""
     if not (run / OF_RUN).is_file():
         raise ConfigError(f"run={run} has no {OF_RUN}: it was trained by an earlier version, with which it can be read")
-    return read_record(run / OF_RUN, RunRecord, VERSION).identity
+    return read_record(run / OF_RUN, dict[str, dict[str, str]], VERSION)["identity"]
 
 
 def write_origin(folder: Path, *, step: int, weights_sha256: str, identity: Identity) -> None:
@@ -93,17 +84,16 @@ def require_unchanged(where: str, there: Identity, here: Identity) -> None:
     A content that is not in `there` is not compared; a line names it. Code may change, since a run may be resumed to
     mend it; a line says so.
     """
-    if unknown := [name for name in here if name not in there]:
-        say(f"{where} does not know {_listed(unknown)}, which cannot be compared")
-    changed = [name for name in here if there.get(name, here[name]) != here[name]]
-    for name in (name for name in changed if name.startswith(CODE)):
-        say(f"{name} has changed since {where}: the steps from here on are those of the new code")
-    if changed := [name for name in changed if not name.startswith(CODE)]:
+    refused = []
+    for name in here:
+        if name not in there:
+            say(f"{where} does not know {name}, which cannot be compared")
+        elif there[name] != here[name] and name.startswith(CODE):
+            say(f"{name} has changed since {where}: the steps from here on are those of the new code")
+        elif there[name] != here[name]:
+            refused.append(name)
+    if refused:
         raise ConfigError(
-            f"{where}: {_listed(changed)} changed after its run began, under the same settings: restore what was "
+            f"{where}: {' and '.join(refused)} changed after its run began, under the same settings: restore what was "
             "changed, or start a new run"
         )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(names)

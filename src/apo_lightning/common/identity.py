@@ -110,24 +110,29 @@ def sealed(record: Mapping[str, Any], *, indent: int | None = 2) -> bytes:
 
 
 def read_sealed(path: Path, version: int | None = None) -> dict[str, Any]:
-    """The record in a sealed file, without its hash and the version of its format.
+    """The record in a sealed file, without its hash; with a `version`, also without that of its format.
 
     Raises:
-        ConfigError: it cannot be read, is no record, is not what was written, or has another version than this one.
+        ConfigError: it cannot be read, is no record, is not what was written, or has a format of another version.
     """
     try:
         if not path.is_file():
             raise ValueError("it is no file")
         if path.stat().st_size > MAX_RECORD_BYTES:
             raise ValueError(f"it has more than {MAX_RECORD_BYTES} bytes")
-        record = unsealed(path.read_bytes())
+        record = json.loads(path.read_bytes())
+        if not isinstance(record, dict):
+            raise TypeError("it is no record")
+        seal = record.pop(SEAL, None)
+        if seal not in (None, sha256_of_plain(record)):
+            raise ValueError(f"its content is not that of its {SEAL}")
+        found = None if version is None else record.pop(FORMAT, None)
+        if seal is None and found == version:
+            raise ValueError(f"it has no {SEAL} of its own")
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged: {in_brief(error)}") from error
-    seal, found = record.pop(SEAL, None), record.pop(FORMAT, None) if version is not None else None
     if found != version:
         raise ConfigError(f"{path} has format {found!r:.60}, and this version of apo-lightning reads format {version}")
-    if seal is None:
-        raise ConfigError(f"{path} is damaged: it has no {SEAL} of its own")
     return record
 
 
@@ -136,17 +141,5 @@ def read_record(path: Path, kind: type[Record], version: int) -> Record:
     try:
         return TypeAdapter(kind).validate_python(read_sealed(path, version))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{path} is damaged: {where}: {first['msg']}") from error
-
-
-def unsealed(content: bytes) -> dict[str, Any]:
-    """The record in a content, with its hash, if it has one; raises `ValueError` or `TypeError` for another hash."""
-    record = json.loads(content)
-    if not isinstance(record, dict):
-        raise TypeError("it is no record")
-    plain = {key: value for key, value in record.items() if key != SEAL}
-    if record.get(SEAL, found := sha256_of_plain(plain)) != found:
-        raise ValueError(f"its content is not that of its {SEAL}")
-    return record
+        [first, *_] = error.errors()
+        raise ConfigError(f"{path} is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error

@@ -31,13 +31,8 @@ def weights_sha256(model: nn.Module) -> str:
         >>> weights_sha256(layer) == before
         False
     """
-
-    def parts() -> Iterator[bytes | memoryview]:
-        for name, parameter in merged_parameters(model):
-            if not name.startswith("value_head."):
-                yield from content(name, whole(parameter))
-
-    return sha256_of(parts())
+    kept = (named for named in merged_parameters(model) if not named[0].startswith("value_head."))
+    return sha256_of(part for name, parameter in kept for part in content(name, whole(parameter)))
 
 
 def content(name: str, tensor: Tensor, values: Tensor | None = None) -> Iterator[bytes | memoryview]:
@@ -57,10 +52,9 @@ def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
     """SHA-256 of how a tokenizer reads and writes text, its chat template and its special tokens."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = tokenizer.get_vocab() if backend is None else json.loads(backend.to_str())
-    if backend is not None:
-        rules |= {"truncation": None, "padding": None}  # of its last call
-    special = tokenizer.all_special_ids, getattr(tokenizer, "clean_up_tokenization_spaces", None)
-    return sha256_of_plain([rules, tokenizer.chat_template, *special])
+    rules = {**rules, "truncation": None, "padding": None}  # of the last call
+    spaces = getattr(tokenizer, "clean_up_tokenization_spaces", None)
+    return sha256_of_plain([rules, tokenizer.chat_template, tokenizer.all_special_ids, spaces])
 
 
 def versions() -> dict[str, str | None]:

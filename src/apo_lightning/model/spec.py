@@ -191,24 +191,22 @@ class PolicySpec:
         if self.path is None:
             return {}
         found = {} if (weights := self.check_weights()) is None else {WEIGHTS.replace("model.path", key): weights}
-        if self._folder is not None:
-            found[f"the config of {key}"] = config_sha256(self._folder / "config.json")
+        if (config := self._config_file) is not None:
+            found[f"the config of {key}"] = config_sha256(config)
         if tokenizer is not None:
             found[f"the tokenizer of {key}"] = tokenizer_sha256(tokenizer)
             found[f"the stop tokens of {key}"] = sha256_of_plain(self.stop_token_ids(tokenizer))
         return found
 
     @property
-    def _folder(self) -> Path | None:
-        """The folder with the model's files; None: a GGUF file, or a hub id that is not on this machine yet."""
+    def _config_file(self) -> Path | None:
+        """`config.json` beside the weights; None: they are a GGUF file, or not on this machine yet."""
         name, gguf_file = self._locate()
-        if gguf_file is not None or Path(name).is_dir():
-            return None if gguf_file is not None else Path(name)
-        config = cached_file(
+        found = None if gguf_file is not None else cached_file(
             name, "config.json", local_files_only=True, _raise_exceptions_for_missing_entries=False,
             _raise_exceptions_for_connection_errors=False,
         )  # fmt: skip
-        return None if config is None else Path(config).parent
+        return None if found is None else Path(found)
 
     @functools.cached_property
     def _fingerprint(self) -> str | None:
@@ -217,11 +215,11 @@ class PolicySpec:
         name, gguf_file = self._locate()
         if gguf_file is not None:
             return file_fingerprint(Path(name, gguf_file))
-        where, folder = f"model.path={self.path}", self._folder
-        if folder is None:
+        where, config = f"model.path={self.path}", self._config_file
+        if config is None:
             return None
         try:
-            tensors = read_folder(folder, where)
+            tensors = read_folder(config.parent, where)
         except ConfigError:
             if Path(name).is_dir():
                 raise

@@ -211,7 +211,7 @@ def _task(cfg: DictConfig, evaluated: EvaluatedPolicy, benchmark: Benchmark, rew
         "settings": asdict(settings),
         "token_statistics": cfg.token_statistics,
         "versions": versions(),
-        **identity_of_code(OmegaConf.to_container(reward)),
+        **identity_of_code(OmegaConf.to_container(reward, resolve=True)),
         **{name: value for name, value in evaluated.spec.identity(evaluated.tokenizer).items() if name != WEIGHTS},
     }
     return Task(

@@ -148,7 +148,7 @@ def test_two_processes_cannot_write_one_file(tmp_path):
 def test_differences_are_found_however_deep(tmp_path):
     (tmp_path / "evaluation.json").write_bytes(sealed({FORMAT: VERSION, "a": {"b": {"c": "x"}, "d": [1]}}))
     (tmp_path / "samples.jsonl").write_text("a sample\n")
-    require_same_identity(tmp_path, {"a": {"b": {"c": "x"}, "d": [1], "new": None}})
+    require_same_identity(tmp_path, {"a": {"b": {"c": "x"}, "d": [1]}})
     with pytest.raises(ConfigError, match=r"a\.b\.c is x there and y here"):
         require_same_identity(tmp_path, {"a": {"b": {"c": "y"}, "d": [1]}})
     with pytest.raises(ConfigError, match=r"a\.d is \[1\] there and \[2\] here"):
