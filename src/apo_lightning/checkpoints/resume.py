@@ -1,6 +1,6 @@
 """Finding the checkpoint from which a run resumes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from apo_lightning.checkpoints.folder import (
 )
 from apo_lightning.checkpoints.origin import require_unchanged
 from apo_lightning.common.console import say
-from apo_lightning.common.formatting import unequal
+from apo_lightning.common.formatting import flatten
 from apo_lightning.common.identity import Identity
 from apo_lightning.errors import ConfigError
 
@@ -83,14 +83,19 @@ def _newest_usable(root: Path, config: Mapping[str, Any]) -> Checkpoint | None:
 def _checked(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoint:
     if not checkpoint.header.num_ranks:
         raise ConfigError(f"checkpoint {checkpoint.folder} is a snapshot, which holds only weights: name a checkpoint")
-    different = [
-        f"{key} is {there} there and {here} here"
-        for key, there, here in unequal(checkpoint.header.config, config)
-        if not any(key == free or key.startswith(f"{free}.") for free in FREE)
-    ]
+    different = list(setting_differences(checkpoint.header.config, config))
     if different:
         raise ConfigError(
             f"checkpoint {checkpoint.folder} has other settings: {'; '.join(different[:5])}: resume it with its own "
             "settings, or start a new run"
         )
     return checkpoint
+
+
+def setting_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[str]:
+    """What is not the same in two configurations, but for `FREE`, a clause each."""
+    there, here = flatten(saved), flatten(own)
+    for key in sorted(there.keys() | here.keys()):
+        is_free = any(key == free or key.startswith(f"{free}.") for free in FREE)
+        if not is_free and there.get(key) != here.get(key):
+            yield f"{key} is {there.get(key, 'nothing')} there and {here.get(key, 'nothing')} here"

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 GIB = 2**30
@@ -57,16 +57,3 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             flat[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return flat
-
-
-def unequal(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Each dotted key that is not the same in two nested configs, with the value there and here.
-
-    Example:
-        >>> list(unequal({"seed": 1, "algo": {"lr": 1.0}}, {"seed": 1, "algo": {"clip": 0.2}}))
-        [('algo.clip', 'nothing', '0.2'), ('algo.lr', '1.0', 'nothing')]
-    """
-    one, other = flatten(there), flatten(here)
-    for key in sorted(one.keys() | other.keys()):
-        if one.get(key) != other.get(key):
-            yield key, one.get(key, "nothing"), other.get(key, "nothing")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from apo_lightning.common.files import take_lock, to_json, write_atomically
-from apo_lightning.common.formatting import unequal
+from apo_lightning.common.formatting import flatten
 from apo_lightning.common.identity import FORMAT, SEAL, read_sealed, sealed, sha256_of_plain
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import Sample
@@ -109,11 +109,14 @@ def require_same_identity(folder: Path, identity: Mapping[str, Any]) -> None:
         found = read_sealed(path, VERSION)
     except ConfigError as error:
         raise ConfigError(f"{error}. Choose another output_dir, or remove that folder") from error
-    for key, there, here in unequal({key: found.get(key) for key in identity}, json.loads(to_json(identity))):
-        raise ConfigError(
-            f"{folder} holds another evaluation: {key} is {textwrap.shorten(there, 80)} there and "
-            f"{textwrap.shorten(here, 80)} here. Choose another output_dir, or remove that folder"
-        )
+    there, here = flatten({key: found.get(key) for key in identity}), flatten(json.loads(to_json(identity)))
+    for key in {**there, **here}:
+        was, is_now = there.get(key, "null"), here.get(key, "null")
+        if was != is_now:
+            raise ConfigError(
+                f"{folder} holds another evaluation: {key} is {textwrap.shorten(was, 80)} there and "
+                f"{textwrap.shorten(is_now, 80)} here. Choose another output_dir, or remove that folder"
+            )
 
 
 def read_samples(path: Path) -> list[Sample]:
