@@ -51,8 +51,10 @@ def remove_exports(run: Path) -> None:
     """Remove what an earlier end of a run's training has written, which would pass for that of a longer one."""
     (run / "summary.json").unlink(missing_ok=True)
     for folder in (run / "checkpoints" / name for name in EXPORTS):
+        superseded = folder.with_name(f".{folder.name}.superseded")
+        shutil.rmtree(superseded, ignore_errors=True)
         if folder.exists():  # renamed first: a half-deleted folder would keep its name
-            shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.superseded")))
+            shutil.rmtree(folder.rename(superseded))
 
 
 def owes_export(trainer: pl.Trainer, policy: Any) -> bool:

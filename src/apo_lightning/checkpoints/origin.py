@@ -67,7 +67,7 @@ def read_origin(folder: Path) -> Origin:
 def read_export(folder: Path) -> Origin:
     """`read_origin` in a run's `checkpoints/`; raises `ConfigError` also where `summary.json` has other weights."""
     origin = read_origin(folder)
-    summarised = origin.weights_sha256
+    summarised = origin.weights_sha256  # as where there is no summary
     with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
         summarised = json.loads((folder.parents[1] / "summary.json").read_bytes())["weights_sha256"]
     if summarised != origin.weights_sha256:

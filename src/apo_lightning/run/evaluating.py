@@ -152,8 +152,8 @@ def prepare_tasks(cfg: DictConfig, evaluated: EvaluatedPolicy, engine: str) -> l
         others = ", ".join(name for name in options_of("benchmark") if name != benchmark.name)
         key, otherwise = "max_completion_tokens", f"choose another benchmark= of {others}"
         check_fits(benchmark, evaluated.spec, f"{benchmark.name}: ", key=key, otherwise=otherwise)
-    rewards = [node.reward for node in cfg.benchmark.values()]
-    return [_task(cfg, evaluated, *each, engine) for each in zip(benchmarks, rewards, strict=True)]
+    nodes = cfg.benchmark.values()
+    return [_task(cfg, evaluated, one, node.reward, engine) for one, node in zip(benchmarks, nodes, strict=True)]
 
 
 def describe_reward(node: DictConfig) -> str:

@@ -38,13 +38,12 @@ def identity_of_held_out(problems: Mapping[str, Sequence[Row]]) -> dict[str, str
 
 
 def identity_of_code(config: Any) -> dict[str, str]:
-    """What each file is that defines a `_target_` of plain data, but for this package, which has a version."""
+    """What each file is that defines a `_target_` of plain data, wherever it lies; not what it imports."""
     found: dict[str, str] = {}
     for target in {value for key, value in flatten(config).items() if key.rpartition(".")[2] == "_target_"}:
         module = inspect.getmodule(get_object(str(target)))
-        file = Path(getattr(module, "__file__", None) or "/").resolve()
-        if module is not None and file.is_file() and not file.is_relative_to(Path(__file__).parents[2]):
-            found[f"{CODE} {module.__name__.replace('.', '/')}.py"] = sha256_of_file(file)
+        if module is not None and (file := getattr(module, "__file__", None)):
+            found[f"{CODE} {module.__name__.replace('.', '/')}.py"] = sha256_of_file(Path(file))
     return dict(sorted(found.items()))
 
 
