@@ -21,7 +21,7 @@ from apo_lightning.checkpoints import Checkpointer, StopRequest
 from apo_lightning.checkpoints.origin import write_run_record
 from apo_lightning.checkpoints.resume import HORIZON, find_checkpoint
 from apo_lightning.common.console import progress_bars_hidden, quiet_libraries, say
-from apo_lightning.common.launch import launch
+from apo_lightning.common.launch import is_first_process, launch
 from apo_lightning.common.phases import PhaseClock
 from apo_lightning.contracts import TrainerState
 from apo_lightning.distributed.lightning_private import set_finished_steps
@@ -134,7 +134,7 @@ def _train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | N
         if (resumed is None and prepared.data.validation_names) or module.validation.is_due(trainer, steps_done):
             trainer.validate(module, datamodule=prepared.data, verbose=False)
         if steps_done < trainer.max_steps or owes_export(trainer, module.policy):
-            if launch().rank == 0:
+            if is_first_process():  # the environment no longer says it after a validation
                 remove_exports(output_dir)
             trainer.fit(module, datamodule=prepared.data)
             if trainer.global_step == steps_done < trainer.max_steps:
