@@ -1,7 +1,6 @@
 """Checkpoint folders: one gets its final name when it is complete, and its manifest lists what it must contain."""
 
 import json
-import os
 import secrets
 import shutil
 import zlib
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from apo_lightning.checkpoints.contents import load_tensors
 from apo_lightning.common.console import say
-from apo_lightning.common.files import publish_folder, to_json
+from apo_lightning.common.files import flush, publish_folder, to_json, write_atomically
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.errors import ConfigError
 
@@ -110,20 +109,8 @@ def checksums(partial: Path, rank: int, world_size: int) -> dict[str, tuple[int,
 def publish(partial: Path, header: Header) -> None:
     """Write the manifest and give the complete folder its final name; all is flushed to disk on return."""
     content = {"format": FORMAT, **asdict(header)}
-    (partial / MANIFEST).write_bytes(to_json(content, indent=2) + b"\n")
-    for path in (partial / MANIFEST, partial / TENSORS, partial):
-        flush(path)
+    write_atomically(partial / MANIFEST, to_json(content, indent=2) + b"\n")
     publish_folder(partial, partial.with_name(step_name(header.step)))
-    flush(partial.parent)
-
-
-def flush(path: Path) -> None:
-    """Flush a file or folder to disk; otherwise a rename may reach the disk before the content."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def prune(root: Path, keep: int) -> None:

@@ -87,6 +87,7 @@ def _train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | N
     prepared = prepare(cfg)
     resumed = find_checkpoint(cfg.resume, output_dir, prepared.config, prepared.sources)
     if record is not None and launch().rank == 0:
+        (output_dir / "checkpoints").mkdir(exist_ok=True)
         record(output_dir)
     steps_done = resumed.header.step if resumed is not None else 0
     if resumed is not None:
@@ -142,6 +143,7 @@ def _train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | N
         if module.validation.last_step not in (None, trainer.global_step):
             trainer.validate(module, datamodule=prepared.data, verbose=False)
     trainer.strategy.barrier()  # ranks that the first one has launched end with it
+    checkpointer.require_saved()
     return module
 
 
