@@ -86,9 +86,10 @@ def _train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | N
 
     prepared = prepare(cfg)
     resumed = find_checkpoint(cfg.resume, output_dir, prepared.config, prepared.sources)
-    if record is not None and launch().rank == 0:
-        (output_dir / "checkpoints").mkdir(exist_ok=True)
-        record(output_dir)
+    if launch().rank == 0:
+        (output_dir / "checkpoints").mkdir(exist_ok=True)  # raises, before there is work to lose, where it cannot
+        if record is not None:
+            record(output_dir)
     steps_done = resumed.header.step if resumed is not None else 0
     if resumed is not None:
         say(f"resuming from {resumed.folder}, after {steps_done} of {cfg.trainer.max_steps} steps")
