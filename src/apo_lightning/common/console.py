@@ -10,9 +10,8 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from apo_lightning.common.formatting import printable
@@ -91,7 +90,7 @@ def say(line: str) -> None:
 def show(content: RenderableType, *, soft_wrap: bool = False) -> None:
     """Print text or a table for the user, on the first rank only."""
     if is_first_process() and sys.stdout is not None:
-        # Rich ends a process whose output nobody reads, so it writes elsewhere.
+        # Rich would end a process whose output nobody reads.
         page = io.TextIOWrapper(io.BytesIO(), sys.stdout.encoding or "utf-8", "backslashreplace")
         is_terminal = sys.stdout.isatty()
         # Without a terminal, Rich would limit tables to 80 columns.
@@ -111,8 +110,8 @@ def show(content: RenderableType, *, soft_wrap: bool = False) -> None:
 class _Console(Console):
     """A console whose texts, also those in a table, are `printable`."""
 
-    def render(self, *args: Any) -> Iterator[Segment]:
-        for segment in super().render(*args):
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
             yield segment._replace(text=printable(segment.text))
 
 

@@ -116,8 +116,8 @@ def _failed_call(error: BaseException) -> str | None:
     """What the system has refused; None: the error is none of the system."""
     if not (number := system_error(error)):
         return None
-    is_file = not isinstance(error, ConnectionError | TimeoutError)
-    where = getattr(error, "filename", None) or ("a file of the run" if is_file else "from a connection")
+    unnamed = "a connection" if isinstance(error, ConnectionError | TimeoutError) else "a file of the run"
+    where = getattr(error, "filename", None) or unnamed
     what = "write" if number in (*NO_SPACE, errno.EROFS) else "read or write"
     remedy = REMEDIES.get(number, "mend that")
     return f"cannot {what} {where}: {os.strerror(number)}; {remedy}, then continue the run with resume=auto"
