@@ -21,6 +21,7 @@ from apo_lab.laboratory.jobs import Job, missing_jobs, progress
 from apo_lab.laboratory.published import Rows, append, read_runs
 from apo_lab.laboratory.registration import commit, registration
 from apo_lightning.common.console import say
+from apo_lightning.common.files import write_atomically
 from apo_lightning.common.formatting import duration
 from apo_lightning.errors import ConfigError
 from apo_lightning.run.choices import composed
@@ -173,11 +174,10 @@ def _train(job: Job, identity: Mapping[str, str]) -> Rows:
     with open_dict(cfg):
         del cfg.hydra
     # Where Hydra would write them, for `apo evaluate run=` and `apo report`.
-    folder = job.folder / ".hydra"
-    folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(cfg, folder / "config.yaml")
-    OmegaConf.save(OmegaConf.create({"hydra": {"runtime": {"choices": choices}}}), folder / "hydra.yaml")
-    OmegaConf.save(OmegaConf.create(list(job.overrides)), folder / "overrides.yaml")
+    nodes = {"config": cfg, "hydra": {"hydra": {"runtime": {"choices": choices}}}, "overrides": list(job.overrides)}
+    for name, node in nodes.items():
+        text = OmegaConf.to_yaml(OmegaConf.create(node))
+        write_atomically(job.folder / ".hydra" / f"{name}.yaml", text.encode())
     train(cfg, job.folder)
     if job.decodings:
         measure_decodings(cfg, job.folder / "checkpoints" / "final", job.decodings, job.folder / "decodings")
