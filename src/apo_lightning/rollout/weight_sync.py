@@ -149,8 +149,8 @@ def _differs(held: Tensor | None, sent: Tensor) -> bool | None:
     """
     if held is None or held.shape != sent.shape or held.itemsize == 1:
         return None
-    # Matrix units flush smaller numbers to 0, in bfloat16 too.
-    return bool(((held - sent.to(held.dtype)).abs() > torch.finfo(torch.float32).tiny).any())
+    tiny = torch.finfo(torch.float32).tiny  # matrix units flush smaller numbers to 0, in bfloat16 too
+    return bool(((held - sent.to(held.dtype)).abs() > tiny).any())
 
 
 def logprob_gap(rollout_logprobs: Float[Tensor, "tokens"], logprobs: Float[Tensor, "tokens"]) -> float:
