@@ -95,7 +95,7 @@ def test_seeds_are_averaged_where_all_of_them_have_a_step():
 
 
 def swept(pull_coef, algo="apo", **kwargs):
-    return replace(make_run(algo, **kwargs), overrides={KEY: pull_coef}, config={KEY: pull_coef})
+    return replace(make_run(algo, **kwargs), config={KEY: pull_coef})
 
 
 def test_every_setting_of_a_sweep_has_a_line_named_as_its_evaluations_are():

@@ -38,7 +38,7 @@ PANELS = {
     ),
     "monitors": (
         "Diagnostics",
-        "Dotted: 0 of a difference or a count, the alarm's threshold, or else the first logged value, of the base. ",
+        "Dotted: 0 of a difference or a count, or else the first logged value, of the base. ",
     ),
 }
 """Figures of panels: title and what their captions begin with."""
@@ -51,7 +51,6 @@ ARROWS_SAID = {
 """What captions say of the arrows of the Pareto figure."""
 WINDOWS_PER_RUN = 20
 """Lines are smoothed over a twentieth of the run."""
-THRESHOLD = "callbacks.collapse_alarm.threshold"
 
 
 def report_figures(
@@ -107,7 +106,7 @@ def curve_panels(runs: RunsByMethod, figure: str) -> list[CurvePanel]:
     """A panel for each key that some run logged and that matches a pattern of a figure in `panels.csv`.
 
     That file has a pattern of metric keys, the title with the pattern's groups, and the dotted line: at zero, the first
-    logged value, of the base, the alarm's threshold, or none.
+    logged value, of the base, or none.
     """
     every = [run for group in runs.values() for run in group]
     keys = {key for run in every for key in run.metrics}
@@ -238,6 +237,4 @@ def _reference(runs: Sequence[RunCard], key: str, kind: str) -> float:
     if kind == "base":
         first = [run.metrics[key].dropna().iloc[0] for run in runs if key in run.metrics]
         return sum(first) / len(first)
-    if kind == "threshold":
-        return float(next((run.config[THRESHOLD] for run in runs if THRESHOLD in run.config), math.nan))
     return 0.0 if kind == "zero" else math.nan
