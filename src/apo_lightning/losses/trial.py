@@ -85,9 +85,7 @@ def _inputs(loss: PolicyLoss, log_ratio: float) -> tuple[LossInputs, Tensor]:
     sequence_ids = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2])
     advantages = torch.tensor([1.0, -1.0, 0.0])[sequence_ids]
     old = logits.detach().log_softmax(1).diagonal() - log_ratio
-    return loss_inputs(
-        loss, logits, reference, token_ids, sequence_ids, advantages, advantages > 0, old_logprobs
-    ), logits
+    return loss_inputs(loss, logits, reference, token_ids, sequence_ids, advantages, advantages > 0, old), logits
 
 
 def loss_inputs(
