@@ -63,6 +63,13 @@ def test_the_history_has_the_base_model_of_each_run(name):
         assert hashlib.sha256(weights).hexdigest() == sha256
 
 
+def test_the_base_models_of_decoding_are_those_of_its_runs():
+    runs = pd.read_csv(ROOT / "docs" / "lab" / "decoding" / "runs.csv.gz")
+    for world, sha256 in set(zip(runs.world, runs.base_sha256, strict=True)):
+        weights = (ROOT / "docs" / "lab" / "bases" / world / "locks" / "model.safetensors").read_bytes()
+        assert hashlib.sha256(weights).hexdigest() == sha256
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS, ids=NAMES)
 def test_the_published_page_is_that_of_its_tables(folder):

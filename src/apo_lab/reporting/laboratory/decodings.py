@@ -5,14 +5,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from apo_lab.editions.protocol import ALIKE, AVERAGED, DECODED, DECODINGS, SPLIT, Stage
+from apo_lab.editions.protocol import ALIKE, AVERAGED, DECODED, SPLIT, Stage
 from apo_lab.reporting.figures.canvas import NamedFigure, panels, styled, ticks_in_per_cent
-from apo_lab.reporting.laboratory.reading import ArmRuns, Edition, arm_name
+from apo_lab.reporting.laboratory.reading import DECODED_NAMES, ArmRuns, Edition, arm_name
 from apo_lab.reporting.records import Cell, Table, TableRow, left, right, row_of
 from apo_lab.reporting.style import QUIET
 from apo_lab.reporting.tables.cells import EMPTY, PER_CENT
 
-SHOWN = {**DECODINGS, ALIKE: "best, all samples alike", DECODED: "best of all"}
 DRAWN = {"": "#1f2328", "+temperature": "#8c8c8c", "+first_mixture": "#e69f00", AVERAGED: "#0a8f6a", SPLIT: "#c8401f"}
 """Decodings of the figure, with their colours."""
 
@@ -55,7 +54,7 @@ def decodings_figure(edition: Edition, stage: Stage, worlds: Sequence[str]) -> F
                     markersize=4,
                     color=color,
                     markerfacecolor=fill,
-                    label=SHOWN[after] if row == 0 else None,
+                    label=DECODED_NAMES[after] if row == 0 else None,
                 )
     axes.set_yticks(range(len(arms)), [arm_name(name) for name in arms])
     axes.invert_yaxis()
@@ -91,13 +90,15 @@ def _cell(arm: ArmRuns, num_worlds: int) -> Cell:
 
 def _means_table(edition: Edition, stage: Stage, worlds: Sequence[str]) -> Table:
     rows = [
-        row_of(arm_name(name), *(_cell(edition.arm(stage, worlds, name + after), len(worlds)) for after in SHOWN))
+        row_of(
+            arm_name(name), *(_cell(edition.arm(stage, worlds, name + after), len(worlds)) for after in DECODED_NAMES)
+        )
         for name in (*stage.methods, *stage.arms)
     ]
     return Table(
         name=f"lab_decodings_{stage.name}",
         title="pass@64 where pass@1 first reaches L*, by decoding, in per cent",
-        columns=(*left("Arm"), *right(*SHOWN.values())),
+        columns=(*left("Arm"), *right(*DECODED_NAMES.values())),
         rows=tuple(rows),
         notes=(
             "Means over worlds of means over runs; ± standard error over worlds; in brackets, how many runs reach L*. "
@@ -114,7 +115,7 @@ def _worlds_table(edition: Edition, stage: Stage, worlds: Sequence[str]) -> Tabl
     for after in ("", ALIKE, DECODED):
         for name in (*stage.methods, *stage.arms):
             alone = (edition.arm(stage, (world,), name + after) for world in worlds)
-            rows.append(row_of(arm_name(name), *(_cell(arm, 1) for arm in alone), section=SHOWN[after]))
+            rows.append(row_of(arm_name(name), *(_cell(arm, 1) for arm in alone), section=DECODED_NAMES[after]))
     return Table(
         name=f"lab_decodings_{stage.name}_worlds",
         title="The same in each world, in per cent",

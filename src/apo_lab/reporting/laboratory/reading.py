@@ -10,7 +10,18 @@ from typing import Any
 import pandas as pd
 import torch
 
-from apo_lab.editions.protocol import AVERAGED, BLOCKS, ENDPOINTS, HALF, Protocol, Stage, method_of
+from apo_lab.editions.protocol import (
+    ALIKE,
+    AVERAGED,
+    BLOCKS,
+    DECODED,
+    DECODINGS,
+    ENDPOINTS,
+    HALF,
+    Protocol,
+    Stage,
+    method_of,
+)
 from apo_lab.reporting.names import BASE, METHODS
 from apo_lab.statistics.verdicts import ArmScores, pseudo_values
 from apo_lightning.errors import ConfigError
@@ -32,6 +43,8 @@ AVERAGES = {
     "outside": ", embeddings and head averaged",
 }
 """The part of the model that is averaged → what follows the method's printed name."""
+DECODED_NAMES = {**DECODINGS, ALIKE: "best decoding of all samples alike", DECODED: "best decoding"}
+"""How samples are drawn → what follows the method's printed name."""
 _BASE = tuple(f"base_pass@{k}" for k in KS)
 COLUMNS = {
     "runs.csv.gz": (
@@ -198,14 +211,15 @@ def arm_name(name: str) -> str:
     """The printed name of a method or arm: `grpo+average` → `GRPO, averaged`.
 
     Example:
-        >>> arm_name("grpo+average"), arm_name("grpo+average_last"), arm_name("apo")
-        ('GRPO, averaged', 'GRPO, last third averaged', 'APO')
+        >>> arm_name("grpo+average"), arm_name("grpo+average_last"), arm_name("apo"), arm_name("apo+decoded")
+        ('GRPO, averaged', 'GRPO, last third averaged', 'APO', 'APO, best decoding')
     """
     if name in (HALF, "base"):
         return {HALF: "one half"}.get(name, BASE)
     method, after = name[: len(method_of(name))], name[len(method_of(name)) :]
-    is_average = after.startswith(AVERAGED)
-    return METHODS[method] + (AVERAGES[after.removeprefix(AVERAGED).removeprefix("_")] if is_average else "")
+    if after.startswith(AVERAGED):
+        return METHODS[method] + AVERAGES[after.removeprefix(AVERAGED).removeprefix("_")]
+    return METHODS[method] + (f", {DECODED_NAMES[after]}" if after else "")
 
 
 def _read(path: Path, columns: Sequence[str]) -> Frame:
