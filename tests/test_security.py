@@ -18,8 +18,9 @@ from omegaconf import OmegaConf
 from apo_lab.reporting.names import slug
 from apo_lab.reporting.runs import read_runs
 from apo_lightning.checkpoints.contents import SHARED
-from apo_lightning.checkpoints.folder import MANIFEST, crc32
+from apo_lightning.checkpoints.folder import MANIFEST
 from apo_lightning.common.files import write_atomically
+from apo_lightning.common.identity import files_of, read_sealed, sealed, sha256_of_file
 from apo_lightning.data.files import HubDataset, ProblemSet
 from apo_lightning.data.prompts import PromptTemplate, build_prompt
 from apo_lightning.data.rows import Row
@@ -296,9 +297,10 @@ def trained(tmp_path_factory) -> Path:
 
 def rewrite_manifest(checkpoint: Path, **changes: object) -> None:
     """Change the manifest as its author can: with right sizes and checksums."""
-    manifest = json.loads((checkpoint / MANIFEST).read_text())
-    sums = {name: [(checkpoint / name).stat().st_size, crc32(checkpoint / name)] for name in manifest["files"]}
-    (checkpoint / MANIFEST).write_text(json.dumps({**manifest, "files": sums, **changes}))
+    manifest = read_sealed(checkpoint / MANIFEST)
+    (checkpoint / MANIFEST).write_bytes(
+        sealed({**manifest, "files": files_of(checkpoint, manifest["files"]), **changes})
+    )
 
 
 def resumed(trained: Path, tmp_path: Path, change: Callable[[Path], None]) -> str:
@@ -322,8 +324,12 @@ def test_a_pickled_checkpoint_with_right_checksums_is_refused_and_not_unpickled(
 def test_a_checkpoint_that_lists_a_file_outside_of_it_is_refused(trained, tmp_path):
     outside = tmp_path / "outside"
     outside.write_bytes(b"secret")
-    files = {"../../../outside": [6, crc32(outside)]}
-    line = resumed(trained, tmp_path, lambda checkpoint: rewrite_manifest(checkpoint, files=files))
+    found = {"../../../outside": (6, sha256_of_file(outside))}
+
+    def change(checkpoint: Path) -> None:
+        rewrite_manifest(checkpoint, files=found | files_of(checkpoint, read_sealed(checkpoint / MANIFEST)["files"]))
+
+    line = resumed(trained, tmp_path, change)
     assert "'../../../outside' leads out of it" in line
 
 
@@ -337,4 +343,4 @@ def test_a_checkpoint_with_a_link_that_leads_out_of_it_is_refused(trained, tmp_p
 
 def test_a_checkpoint_whose_step_is_a_path_is_refused(trained, tmp_path):
     line = resumed(trained, tmp_path, lambda checkpoint: rewrite_manifest(checkpoint, step="../../x"))
-    assert "is damaged (step is '../../x')" in line
+    assert "is damaged: step: Input should be a valid integer" in line

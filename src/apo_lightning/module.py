@@ -1,5 +1,6 @@
 """The training loop: sample → score → advantages → reference → update → publish, one rollout a training step."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from apo_lightning.contracts import AdvantageEstimator, Loss, advantages_of, che
 from apo_lightning.distributed.gathering import Ranks, items_of_all_ranks
 from apo_lightning.distributed.lightning_private import forget_logged
 from apo_lightning.distributed.sharding import shard
+from apo_lightning.model.fingerprint import weights_sha256
 from apo_lightning.model.flops import model_size
 from apo_lightning.model.policy import Policy, Reference
 from apo_lightning.rollout.collector import Collector
@@ -288,6 +290,11 @@ class RLVRModule(pl.LightningModule):
         forget_logged(self.trainer)
         self.checkpointer.between_steps(self._state())
         self.learning_rate = float(self.optimizer.param_groups[0]["lr"])
+
+    @functools.cached_property
+    def weights_sha256(self) -> str:
+        """The SHA-256 of the trained weights, for all that the end of training writes; collective."""
+        return weights_sha256(self.policy)
 
     def on_fit_start(self) -> None:
         """Write the files of the end of training where a run was ended before they were written."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from apo_lightning.common.phases import PhaseClock
+from apo_lightning.module import RLVRModule
 from apo_lightning.types import StepOutput, ValidationOutput
 from factories import make_prompt, make_step, make_validation
 
@@ -27,10 +29,13 @@ class TinyPolicy(nn.Module):
 
 
 class ScriptedModule(pl.LightningModule):
+    weights_sha256 = RLVRModule.weights_sha256
+
     def __init__(self, make_step_output, make_validation_output):
         super().__init__()
         self.automatic_optimization = False
         self.policy = TinyPolicy()
+        self.checkpointer = SimpleNamespace(identity={"the training data": "5e"})
         self.clock = PhaseClock()
         self.seed = 7
         self.make_step_output: Callable[[int, int], StepOutput] = make_step_output

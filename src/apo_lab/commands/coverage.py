@@ -63,7 +63,7 @@ def _entrances(coverage: EntranceCoverage, evaluated: EvaluatedPolicy, folder: P
             f"run={run.folder} has data {run.data.get('_target_')}, whose right answers cannot be listed: "
             f"coverage={coverage.name} needs a run of data=locks, countdown or divisors"
         )
-    if not source.num_validation:
+    if not run.held_out():
         raise nothing_held_out(run)
     policy, sha256 = evaluated.load(evaluated.device)
     base = evaluated.load_reference(evaluated.device)
@@ -85,6 +85,7 @@ def _sampled_entrances(
     template, reward = evaluated.spec.prompt_template, run.instantiate(run.reward, "reward", "data")
     data = PromptDataModule(source, evaluated.tokenizer, prompts_per_step=1, seed=0, prompt_template=template)
     data.prepare()
+    run.held_out()  # those of its training, or an error
     prompts = [prompt for of_set in data.validation_prompts.values() for prompt in of_set][: coverage.limit]
     if not prompts:
         raise nothing_held_out(run)

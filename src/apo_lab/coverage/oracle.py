@@ -1,6 +1,5 @@
 """Oracle coverage: how often the next token of a worked solution is among the model's K most likely ones."""
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from torch import Tensor
 from apo_lab.coverage.ratio import ratio_estimate
 from apo_lab.coverage.records import CoverageResult
 from apo_lightning.common.hashing import hash64
+from apo_lightning.common.identity import sha256_of
 from apo_lightning.data import HubDataset, ProblemSet, PromptTemplate, Row, build_prompts
 from apo_lightning.data.filtering import normalised_problem
 from apo_lightning.data.prompts import PLACEHOLDER
@@ -211,7 +211,7 @@ def _reachable(is_inside: Bool[Tensor, "solutions"], rows: Sequence[Row]) -> Est
 
 def _digest(rows: Sequence[Row]) -> str:
     """SHA-256 of problems and solutions; ids are left out, since they are line numbers where a file brings none."""
-    return hashlib.sha256(b"".join(json.dumps([row.problem, solution_of(row)]).encode() for row in rows)).hexdigest()
+    return sha256_of(json.dumps([row.problem, solution_of(row)]).encode() for row in rows)
 
 
 @torch.no_grad()

@@ -1,6 +1,5 @@
 """A finished run's folder, and the decodings of its last policy → rows in the published tables."""
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from apo_lab.statistics.at_passage import locked_share, mean_at_passage, passage
 from apo_lab.statistics.entrances import Entrances, change_of_pass_at_k
 from apo_lab.statistics.exact import exact_pass_at_k
 from apo_lab.statistics.paths import BlockValues, last_leave_one_block_out, leave_one_block_out
+from apo_lightning.common.identity import sha256_of_file, sha256_of_plain
 
 K = 64
 """Samples of a problem."""
@@ -80,8 +80,8 @@ def harvest(job: Job, cfg: DictConfig, identity: Mapping[str, str]) -> Rows:
         "stage": job.stage,
         "level": job.world.level,
         "config_sha256": config_sha256(cfg),
-        "base_sha256": file_sha256(next(job.base.glob("*/model.safetensors"))) if job.world.base else "",
-        "weights_sha256": file_sha256(job.folder / "checkpoints" / "final" / "model.safetensors"),
+        "base_sha256": sha256_of_file(next(job.base.glob("*/model.safetensors"))) if job.world.base else "",
+        "weights_sha256": sha256_of_file(job.folder / "checkpoints" / "final" / "model.safetensors"),
     }
     key: dict[str, Any] = dict(zip(KEY, job.key, strict=True))
     own, curve = _rows(path, path, job.world.level)
@@ -136,13 +136,7 @@ def config_sha256(cfg: DictConfig) -> str:
     for key in ("reference_path", "resume"):
         plain.pop(key, None)
     plain["reference"].pop("path", None)
-    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def file_sha256(path: Path) -> str:
-    """Hash a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256_of_plain(plain)
 
 
 def _path(folder: Path, answers: Path, costs: pd.DataFrame) -> PolicyPath:

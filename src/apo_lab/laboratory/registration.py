@@ -1,6 +1,5 @@
 """The registration of an edition: one hash of its protocol and its tasks; the commit of a run."""
 
-import hashlib
 import subprocess
 from collections.abc import Sequence
 from importlib import resources
@@ -8,6 +7,7 @@ from importlib import resources
 from hydra.utils import instantiate
 
 from apo_lab.editions.protocol import Protocol, World, protocol_text
+from apo_lightning.common.identity import sha256_of
 from apo_lightning.run.choices import composed
 
 DECISION_VERSION = 1
@@ -38,7 +38,7 @@ def registration(protocol: Protocol) -> str:
 
 
 def _hash(parts: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    return sha256_of(["\n".join(parts).encode()])[:16]
 
 
 def task_sha256(world: World) -> str:
@@ -49,7 +49,7 @@ def task_sha256(world: World) -> str:
     lines = [row.problem for row in problems.train]
     for row in problems.validation[source.name]:
         lines += [row.problem, *(answer.text for answer in source.puzzle.answers(row.problem) if answer.is_valid)]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return sha256_of(["\n".join(lines).encode()])
 
 
 def commit() -> str:

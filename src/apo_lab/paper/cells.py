@@ -1,7 +1,6 @@
 """The list of cells, and what identifies the contents of one: its configuration and that of the run that it reads."""
 
 import functools
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from apo_lightning.common.formatting import flatten
+from apo_lightning.common.identity import sha256_of
 from apo_lightning.errors import ConfigError
 from apo_lightning.run.choices import composed, options_of
 
@@ -105,4 +105,4 @@ def identity(cell: PaperCell) -> str:
     if cell.command == "train":
         kept["trainer.max_steps"] = flat["trainer.max_steps"]
     run = identity(cell.needs) if cell.needs else ""
-    return hashlib.sha256((run + json.dumps(kept, sort_keys=True)).encode()).hexdigest()
+    return sha256_of([run.encode(), json.dumps(kept, sort_keys=True).encode()])

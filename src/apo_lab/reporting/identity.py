@@ -3,7 +3,6 @@
 The weights identify a policy; policy, problems and sampling settings identify a measurement.
 """
 
-import hashlib
 import math
 import re
 from collections import defaultdict
@@ -18,6 +17,7 @@ from apo_lab.reporting.names import MODELS, in_order
 from apo_lab.reporting.records import Measurement, bare
 from apo_lab.reporting.runs import grouped, value_place
 from apo_lab.statistics.seeds import seed_mean_intervals
+from apo_lightning.common.identity import sha256_of
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import Estimate, ProblemCount
 from apo_lightning.evaluation.results import SHARES, estimate_of, score_range
@@ -46,7 +46,7 @@ def resolved(measurements: Iterable[Measurement], runs: Mapping[str, str] | None
 
 def short_hash(text: str) -> str:
     """The first digits of a text's SHA-256, to tell two long texts apart."""
-    return hashlib.sha256(text.encode()).hexdigest()[:HASH_LETTERS]
+    return sha256_of([text.encode()])[:HASH_LETTERS]
 
 
 def problem_scores(problems: Sequence[ProblemCount], ks: Sequence[int]) -> Float[Tensor, "problems ks"]:

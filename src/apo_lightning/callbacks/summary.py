@@ -20,7 +20,7 @@ from apo_lightning.common.console import say, show
 from apo_lightning.common.files import to_json, write_atomically
 from apo_lightning.common.formatting import duration, mean_of_finite, number
 from apo_lightning.metrics.intervals import CONFIDENCE, paired_interval
-from apo_lightning.model.fingerprint import versions, weights_sha256
+from apo_lightning.model.fingerprint import versions
 from apo_lightning.types import StepOutput, ValidationOutput
 
 NUM_EDGE_STEPS = 5
@@ -119,7 +119,7 @@ class RunSummary(StepCallback):
 
     def _finish(self, trainer: pl.Trainer, pl_module: Any, *, is_printed: bool) -> None:
         if self._weights_sha256 is None:
-            self._weights_sha256 = weights_sha256(pl_module.policy)  # by all ranks: a sharded policy is gathered
+            self._weights_sha256 = pl_module.weights_sha256  # by all ranks: a sharded policy is gathered
         if not trainer.is_global_zero:
             return
         skipped = [metrics.get("train/skipped_fraction") for metrics in self._steps.values()]

@@ -26,13 +26,14 @@ from apo_lightning.checkpoints.folder import (
     TENSORS,
     Checkpoint,
     Header,
-    checksums,
+    complete_checkpoints,
     damaged_file,
     partial_folder,
     prune,
     publish,
     require_seen_by_all,
     step_name,
+    sums_of_share,
 )
 from apo_lightning.checkpoints.run_state import (
     RunState,
@@ -45,6 +46,7 @@ from apo_lightning.checkpoints.run_state import (
 )
 from apo_lightning.checkpoints.stop import StopRequest
 from apo_lightning.common.console import say
+from apo_lightning.common.identity import Identity
 from apo_lightning.common.random_states import random_states, restore_random_states
 from apo_lightning.distributed.gathering import Ranks, from_all_ranks
 from apo_lightning.errors import ConfigError, NonfiniteError, Preempted, in_brief
@@ -92,7 +94,7 @@ class Checkpointer:
         settings: when to save and what to keep.
         root: the run's `checkpoints/`.
         config: of the run, as nested plain data; stored in every checkpoint.
-        sources: fingerprints of its model and data; stored as well.
+        identity: of its model, data and code; stored as well.
         resumed: the checkpoint to resume; None: start from the beginning.
         stop: checked wherever the run can be saved.
     """
@@ -102,14 +104,14 @@ class Checkpointer:
         settings: CheckpointSettings,
         root: Path,
         config: Mapping[str, Any],
-        sources: Mapping[str, str],
+        identity: Identity,
         resumed: Checkpoint | None,
         stop: StopRequest,
     ) -> None:
         self.settings = settings
         self.root = root
         self.config = config
-        self.sources = sources
+        self.identity = identity
         self.stop = stop
         self._resumed = resumed
         self._saved: int | None = resumed.header.step if resumed else None
@@ -135,6 +137,10 @@ class Checkpointer:
             )
         load_tensors(policy_tensors(policy), self._resumed.folder / TENSORS)
         shared = load_plain(self._resumed.folder / SHARED)
+        if shared["step"] != self._resumed.header.step:
+            raise ConfigError(
+                f"checkpoint {self._resumed.folder} is damaged: {SHARED} is of step {shared['step']}; delete the folder"
+            )
         restore_callbacks(ranks.trainer, shared["callbacks"])
         return shared["policy_version"] - 1
 
@@ -142,15 +148,14 @@ class Checkpointer:
         """Restore parts, optimizers, schedule and random states, once the optimizer exists."""
         if self._resumed is None:
             return
-        folder, self._resumed = self._resumed.folder, None
+        folder, num_ranks, self._resumed = self._resumed.folder, self._resumed.header.num_ranks, None
         shared = load_plain(folder / SHARED)
         tensors = run.own_tensors | new_optimizer_tensors(run, tensor_shapes(folder / TENSORS))
         if tensors:
             load_tensors(tensors, folder / TENSORS)
         restore_shared_state(run, shared)
-        own = folder / rank_file(run.ranks.rank)
-        if own.is_file():
-            restore_random_states(load_plain(own)["random"])
+        if run.ranks.rank < num_ranks:
+            restore_random_states(load_plain(folder / rank_file(run.ranks.rank))["random"])
 
     def between_steps(self, run: RunState) -> None:
         """Save if a checkpoint is due or a stop signal was received; after a signal, raise `Preempted`."""
@@ -218,7 +223,8 @@ class Checkpointer:
     def _snapshot(self, run: RunState) -> None:
         """Save only the weights, unless this is the initial model or the resumed run has saved them already."""
         root = self.root / SNAPSHOTS
-        if run.step == 0 or (run.step == self._resumed_step and (root / step_name(run.step)).is_dir()):
+        saved = complete_checkpoints(root)[0] if run.step == self._resumed_step else []
+        if run.step == 0 or run.step in (snapshot.header.step for snapshot in saved):
             return
         self._write(run, root, lambda folder: save_tensors(policy_tensors(run.policy), folder / TENSORS))
 
@@ -234,7 +240,7 @@ class Checkpointer:
                 f"step {run.step}: a weight of the policy is NaN or inf, so no checkpoint is saved; {newest}"
             )
         folder, rank = partial_folder(root, run.step), run.ranks.rank
-        files: dict[str, tuple[int, int]] = {}
+        files: dict[str, tuple[int, str]] = {}
 
         def make_empty() -> None:
             if rank == 0:
@@ -242,7 +248,7 @@ class Checkpointer:
                 folder.mkdir(parents=True)
 
         def sum_up() -> None:
-            files.update(checksums(folder, rank, run.ranks.world_size))
+            files.update(sums_of_share(folder, rank, run.ranks.world_size))
 
         def publish_and_prune() -> None:
             if rank == 0:
@@ -255,10 +261,11 @@ class Checkpointer:
                 return False
         header = Header(
             step=run.step,
+            num_ranks=run.ranks.world_size if root == self.root else 0,
             validated_step=run.validated_step,
             score=self._score(run) if root == self.root else None,
             config=self.config,
-            sources=self.sources,
+            identity=self.identity,
             files={name: entry for share in from_all_ranks(files) for name, entry in share.items()},
         )
         return self._on_all_ranks(run, folder, publish_and_prune)

@@ -1,32 +1,37 @@
 """Checkpoint folders: one gets its final name when it is complete, and its manifest lists what it must contain."""
 
-import json
 import os
 import secrets
 import shutil
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from apo_lightning.checkpoints.contents import load_tensors
-from apo_lightning.common.console import say
-from apo_lightning.common.files import publish_folder, to_json
+from apo_lightning.checkpoints.contents import SHARED, load_tensors, rank_file
+from apo_lightning.common.files import publish_folder
+from apo_lightning.common.identity import (
+    FORMAT,
+    Files,
+    Identity,
+    difference_from,
+    files_of,
+    read_record,
+    sealed,
+    sha256_of_file,
+)
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.errors import ConfigError
 
-FORMAT = 4
-CODE = "the code of"
-"""How the name of a fingerprint of a user's file begins."""
+VERSION = 5
+"""Of the format of checkpoints; no other is read."""
 MANIFEST = "checkpoint.json"
 TENSORS = "tensors"
 """The folder of the large tensors."""
 SNAPSHOTS = "snapshots"
 """The folder of the snapshots, in a run's `checkpoints/`."""
-CHUNK_BYTES = 1 << 24
 
 
 def step_name(step: int) -> str:
@@ -45,16 +50,18 @@ class Header:
 
     step: int
     """Finished rollouts."""
+    num_ranks: int
+    """Ranks whose state it holds; 0: a snapshot, which holds no state but the weights."""
     validated_step: int | None
     """Finished rollouts at the last validation pass; None if there was none."""
     score: float | None
     """The held-out metric `checkpoint.best`, if a validation pass came just before; else None."""
     config: Mapping[str, Any]
     """The config of the run that wrote it."""
-    files: Mapping[str, Sequence[int]]
-    """Name → (size [bytes], CRC-32)."""
-    sources: Mapping[str, str] | None = None
-    """What the run read besides its settings, as fingerprints; None: written by a version that kept none."""
+    identity: Identity
+    """What the run read besides its settings."""
+    files: Files
+    """All files of the folder but this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,20 +104,17 @@ def partial_folder(root: Path, step: int) -> Path:
     return root / f".{step_name(step)}.partial"
 
 
-def checksums(partial: Path, rank: int, world_size: int) -> dict[str, tuple[int, int]]:
-    """Name → (size, CRC-32) of this rank's share of the files, which are on disk on return."""
-    names = sorted(str(path.relative_to(partial)) for path in partial.rglob("*") if path.is_file())
-    found = {}
-    for name in names[rank::world_size]:
+def sums_of_share(partial: Path, rank: int, world_size: int) -> Files:
+    """This rank's share of the files, which are on disk on return."""
+    names = sorted(str(path.relative_to(partial)) for path in partial.rglob("*") if path.is_file())[rank::world_size]
+    for name in names:
         flush(partial / name)
-        found[name] = (partial / name).stat().st_size, crc32(partial / name)
-    return found
+    return files_of(partial, names)
 
 
 def publish(partial: Path, header: Header) -> None:
     """Write the manifest and give the complete folder its final name; all is flushed to disk on return."""
-    content = {"format": FORMAT, **asdict(header)}
-    (partial / MANIFEST).write_bytes(to_json(content, indent=2) + b"\n")
+    (partial / MANIFEST).write_bytes(sealed({FORMAT: VERSION, **asdict(header)}))
     for path in (partial / MANIFEST, partial / TENSORS, partial):
         flush(path)
     publish_folder(partial, partial.with_name(step_name(header.step)))
@@ -164,53 +168,22 @@ def best_of(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
 
 
 def read_header(folder: Path) -> Header:
-    """Read the header of a checkpoint and check that all files exist in their sizes.
+    """Read the header of a checkpoint and check that the folder has its files in their sizes, and no others.
 
     Raises:
-        ConfigError: the folder is no checkpoint, or it is incomplete.
+        ConfigError: the folder is no checkpoint, or it is not as it was written.
     """
-    path = folder / MANIFEST
-    if not path.is_file():
+    if not (folder / MANIFEST).is_file():
         raise ConfigError(f"{folder} is no checkpoint: it has no {MANIFEST}")
-    try:
-        content = json.loads(path.read_bytes())
-        found = content["format"]
-        content.setdefault("sources", None)
-        header = Header(**{field.name: content[field.name] for field in fields(Header)}) if found == FORMAT else None
-        if header is not None and not isinstance(header.step, int):
-            raise TypeError(f"step is {header.step!r:.60}")
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"checkpoint {folder}: {MANIFEST} is damaged ({error})") from error
-    if header is None:
-        raise ConfigError(f"checkpoint {folder} has format {found}, but this version reads {FORMAT}")
-    for name, (size, _) in header.files.items():
-        file = folder / name
-        if not file.resolve().is_relative_to(folder.resolve()):
-            raise ConfigError(f"checkpoint {folder}: {name!r:.200} leads out of it; use another checkpoint")
-        num_bytes = file.stat().st_size if file.is_file() else None
-        if num_bytes != size:
-            state = "is missing" if num_bytes is None else f"has {num_bytes} of {size} bytes"
-            raise ConfigError(f"checkpoint {folder} is incomplete: {name} {state}")
+    header = read_record(folder / MANIFEST, Header, VERSION)
+    state = [SHARED, *map(rank_file, range(header.num_ranks))] if header.num_ranks else []
+    if (name := folder.resolve().name) != step_name(header.step):
+        raise ConfigError(f"checkpoint {folder} is of step {header.step}, which its name {name} is not: rename it")
+    if lacking := [name for name in state if name not in header.files]:
+        raise ConfigError(f"checkpoint {folder} is incomplete: {MANIFEST} does not list {lacking[0]}")
+    if (found := difference_from(folder, header.files, reads_all=False, besides=[MANIFEST])) is not None:
+        raise ConfigError(f"checkpoint {folder} is damaged: {found}; use another checkpoint")
     return header
-
-
-def require_same_sources(checkpoint: Checkpoint, sources: Mapping[str, str]) -> None:
-    """Raise `ConfigError` if a content that a checkpoint's run began with has changed, and name it.
-
-    A content without a fingerprint in the checkpoint is not compared; a line names it. Code may change, since a run may
-    be resumed to mend it; a line says so.
-    """
-    saved = checkpoint.header.sources or {}
-    if unknown := [name for name in sources if name not in saved]:
-        say(f"{checkpoint.folder.name} has no fingerprints of {' and '.join(unknown)}, which are not compared")
-    changed = [name for name in sources if saved.get(name, sources[name]) != sources[name]]
-    for name in (name for name in changed if name.startswith(CODE)):
-        say(f"{name} has changed since {checkpoint.folder.name}: the steps from here on are those of the new code")
-    if changed := [name for name in changed if not name.startswith(CODE)]:
-        raise ConfigError(
-            f"checkpoint {checkpoint.folder}: {' and '.join(changed)} changed after its run began, under the same "
-            "settings: restore what was changed, or start a new run"
-        )
 
 
 def load_snapshot(weights: Mapping[str, Tensor], found: Checkpoint) -> None:
@@ -219,7 +192,7 @@ def load_snapshot(weights: Mapping[str, Tensor], found: Checkpoint) -> None:
     Raises:
         ConfigError: the content of a file has changed since it was written.
     """
-    if (damaged := damaged_file(found, sorted(found.header.files))) is not None:
+    if (damaged := damaged_file(found, found.header.files)) is not None:
         raise ConfigError(
             f"snapshot {found.folder} is damaged: {damaged} has changed since it was written; move it out of "
             f"{SNAPSHOTS}/ to evaluate the others"
@@ -229,14 +202,5 @@ def load_snapshot(weights: Mapping[str, Tensor], found: Checkpoint) -> None:
 
 def damaged_file(checkpoint: Checkpoint, names: Iterable[str]) -> str | None:
     """The first of these files whose content has changed since it was written; None if all are intact."""
-    sums = checkpoint.header.files
-    return next((name for name in names if crc32(checkpoint.folder / name) != sums[name][1]), None)
-
-
-def crc32(path: Path) -> int:
-    """The CRC-32 of a whole file."""
-    value = 0
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            value = zlib.crc32(chunk, value)
-    return value
+    files = checkpoint.header.files
+    return next((name for name in names if sha256_of_file(checkpoint.folder / name) != files[name][1]), None)

@@ -9,11 +9,12 @@ from apo_lightning.checkpoints.folder import (
     Checkpoint,
     complete_checkpoints,
     read_header,
-    require_same_sources,
     snapshots_of,
 )
+from apo_lightning.checkpoints.origin import require_unchanged
 from apo_lightning.common.console import say
 from apo_lightning.common.formatting import flatten
+from apo_lightning.common.identity import Identity
 from apo_lightning.errors import ConfigError
 
 HORIZON = "schedule_horizon"
@@ -27,12 +28,12 @@ FREE = (
 
 
 def find_checkpoint(
-    resume: str | None, output_dir: Path, config: Mapping[str, Any], sources: Mapping[str, str]
+    resume: str | None, output_dir: Path, config: Mapping[str, Any], identity: Identity
 ) -> Checkpoint | None:
     """Return the checkpoint that `resume` names; None: start from the beginning.
 
     `resume` is None, "auto" (the newest checkpoint in `output_dir`, if any) or the folder of a run or of a checkpoint;
-    `config` is this run's, as nested plain data, and `sources` the fingerprints of its model and data.
+    `config` is this run's, as nested plain data, and `identity` that of its model, data and code.
 
     Raises:
         ConfigError: the named folder has no usable checkpoint, its settings, model or data differ, or `resume` is None
@@ -40,7 +41,7 @@ def find_checkpoint(
     """
     found = _find(resume, output_dir, config)
     if found is not None:
-        require_same_sources(found, sources)
+        require_unchanged(f"checkpoint {found.folder}", found.header.identity, identity)
     return found
 
 
@@ -80,13 +81,9 @@ def _newest_usable(root: Path, config: Mapping[str, Any]) -> Checkpoint | None:
 
 
 def _checked(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoint:
-    if checkpoint.folder.name.endswith("_sampled"):
-        # Its parts and random states are those after sampling: to sample again would move them twice.
-        raise ConfigError(
-            f"checkpoint {checkpoint.folder} was saved within a step, and this version continues from whole steps "
-            "alone: delete the folder to continue from the checkpoint before it, or use the version that wrote it"
-        )
-    different = list(_differences(checkpoint.header.config, config))
+    if not checkpoint.header.num_ranks:
+        raise ConfigError(f"checkpoint {checkpoint.folder} is a snapshot, which holds only weights: name a checkpoint")
+    different = list(setting_differences(checkpoint.header.config, config))
     if different:
         raise ConfigError(
             f"checkpoint {checkpoint.folder} has other settings: {'; '.join(different[:5])}: resume it with its own "
@@ -95,7 +92,8 @@ def _checked(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoint:
     return checkpoint
 
 
-def _differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[str]:
+def setting_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[str]:
+    """What is not the same in two configurations, but for `FREE`, a clause each."""
     there, here = flatten(saved), flatten(own)
     for key in sorted(there.keys() | here.keys()):
         is_free = any(key == free or key.startswith(f"{free}.") for free in FREE)

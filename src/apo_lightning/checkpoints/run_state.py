@@ -106,6 +106,7 @@ def shared_state(run: RunState) -> dict[str, Any]:
         }
     return {
         **optimizers,
+        "step": run.step,
         "policy_version": run.policy_version,
         "parts": {part.name: part.state_dict() for part in run.parts},
         "num_nonfinite_in_a_row": run.nonfinite.num_in_a_row,

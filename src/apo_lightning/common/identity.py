@@ -5,29 +5,37 @@ An *identity* maps names ("the weights of model.path") to hashes. A *sealed* rec
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from apo_lightning.common.files import to_json
 from apo_lightning.errors import ConfigError, in_brief
 
+Record = TypeVar("Record")
 Identity = Mapping[str, str]
 """Name → SHA-256, 64 hex digits."""
 Files = Mapping[str, tuple[int, str]]
 """Path in a folder → size [bytes] and SHA-256."""
-SEAL = "sha256"
-"""The key of a sealed record's own hash."""
+SEAL, FORMAT = "sha256", "format"
+"""The keys of a sealed record's own hash, and of the version of its format."""
 MAX_RECORD_BYTES = 1 << 28
 """A record is read as a whole."""
 
 
+def sha256_of(parts: Iterable[bytes | memoryview]) -> str:
+    """SHA-256 of bytes that are at hand in parts."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
 def sha256_of_lines(lines: Iterable[str]) -> str:
     """SHA-256 of lines of text, each with its end of line."""
-    digest = hashlib.sha256()
-    for line in lines:
-        digest.update(line.encode("utf-8", errors="surrogatepass") + b"\n")
-    return digest.hexdigest()
+    return sha256_of(line.encode("utf-8", errors="surrogatepass") + b"\n" for line in lines)
 
 
 def sha256_of_file(path: Path) -> str:
@@ -65,22 +73,26 @@ def files_of(folder: Path, names: Iterable[str] | None = None) -> dict[str, tupl
     return {name: ((folder / name).stat().st_size, sha256_of_file(folder / name)) for name in found}
 
 
-def difference_from(folder: Path, files: Files, *, reads_all: bool = True) -> str | None:
+def difference_from(folder: Path, files: Files, *, reads_all: bool = True, besides: Collection[str] = ()) -> str | None:
     """What differs between a folder and its files as they were written; None: nothing.
 
-    Without `reads_all` only names and sizes are compared. A file that is not in `files` differs too.
+    Without `reads_all` only names and sizes are compared. A file that is neither in `files` nor in `besides`, which
+    has the name of the record that lists them, differs too.
     """
     for name, (size, sha256) in files.items():
         path = folder / name
-        if not path.resolve().is_relative_to(folder.resolve()):
-            return f"{name!r:.200} leads out of it"
-        if not path.is_file():
-            return f"{name!r:.200} is missing"
-        if (found := path.stat().st_size) != size:
-            return f"{name} has {found} of {size} bytes"
-        if reads_all and sha256_of_file(path) != sha256:
-            return f"{name} has changed since it was written"
-    unlisted = sorted(set(_names_in(folder)) - set(files))
+        try:
+            if not path.resolve().is_relative_to(folder.resolve()):
+                return f"{name!r:.200} leads out of it"
+            if not path.is_file():
+                return f"{name!r:.200} is missing"
+            if (found := path.stat().st_size) != size:
+                return f"{name} has {found} of {size} bytes"
+            if reads_all and sha256_of_file(path) != sha256:
+                return f"{name} has changed since it was written"
+        except (OSError, ValueError) as error:
+            return f"{name!r:.200} cannot be read ({in_brief(error)})"
+    unlisted = sorted(set(_names_in(folder)) - {*files, *besides})
     return f"{unlisted[0]!r:.200} is not one of its files" if unlisted else None
 
 
@@ -91,17 +103,17 @@ def _names_in(folder: Path) -> Iterator[str]:
 # ------------------------------------------------------------------ records
 
 
-def sealed(record: Mapping[str, Any]) -> bytes:
+def sealed(record: Mapping[str, Any], *, indent: int | None = 2) -> bytes:
     """The content of a JSON file that holds a record and the record's hash."""
     plain = json.loads(to_json(record))
-    return to_json({**plain, SEAL: sha256_of_plain(plain)}, indent=2) + b"\n"
+    return to_json({**plain, SEAL: sha256_of_plain(plain)}, indent=indent) + b"\n"
 
 
-def read_sealed(path: Path) -> dict[str, Any]:
-    """The record in a sealed file, without its hash.
+def read_sealed(path: Path, version: int | None = None) -> dict[str, Any]:
+    """The record in a sealed file, without its hash; with a `version`, also without that of its format.
 
     Raises:
-        ConfigError: it cannot be read, is no record, or is not what was written.
+        ConfigError: it cannot be read, is no record, is not what was written, or has a format of another version.
     """
     try:
         if not path.is_file():
@@ -111,11 +123,23 @@ def read_sealed(path: Path) -> dict[str, Any]:
         record = json.loads(path.read_bytes())
         if not isinstance(record, dict):
             raise TypeError("it is no record")
-        found = record.pop(SEAL, None)
+        seal = record.pop(SEAL, None)
+        if seal not in (None, sha256_of_plain(record)):
+            raise ValueError(f"its content is not that of its {SEAL}")
+        found = None if version is None else record.pop(FORMAT, None)
+        if seal is None and found == version:
+            raise ValueError(f"it has no {SEAL} of its own")
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged: {in_brief(error)}") from error
-    if found is None:
-        raise ConfigError(f"{path} is damaged: it has no {SEAL} of its own")
-    if found != sha256_of_plain(record):
-        raise ConfigError(f"{path} is damaged: its content is not that of its {SEAL}")
+    if found != version:
+        raise ConfigError(f"{path} has format {found!r:.60}, and this version of apo-lightning reads format {version}")
     return record
+
+
+def read_record(path: Path, kind: type[Record], version: int) -> Record:
+    """`read_sealed` as a dataclass of this type."""
+    try:
+        return TypeAdapter(kind).validate_python(read_sealed(path, version))
+    except ValidationError as error:
+        [first, *_] = error.errors()
+        raise ConfigError(f"{path} is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error

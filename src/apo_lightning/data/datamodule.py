@@ -1,7 +1,7 @@
 """The data module: prompts per training step, in an order that is a run's own, and prompts per held-out set."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -113,6 +113,8 @@ class PromptDataModule(LightningDataModule):
         self.train_prompts: list[Prompt] = []
         self.validation_prompts: dict[str, list[Prompt]] = {}
         """Held-out prompts by benchmark."""
+        self.held_out: Mapping[str, Sequence[Row]] = {}
+        """Held-out problems by benchmark."""
         self.report: FilterReport | None = None
         """Counts of dropped training rows; None before `prepare`."""
 
@@ -122,6 +124,7 @@ class PromptDataModule(LightningDataModule):
             return
         problems, name = self.source.load(), self.source.name
         training = self._prompts(problems.train, name)
+        self.held_out = problems.validation
         self.train_prompts = self._fitting(training)
         held_out = {benchmark: self._prompts(rows, benchmark) for benchmark, rows in problems.validation.items()}
         report, num_held_out = problems.report, 0

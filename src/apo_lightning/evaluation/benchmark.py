@@ -1,12 +1,12 @@
 """A benchmark: its problems, their prompt, the samples per problem and the reward."""
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
+from apo_lightning.common.identity import sha256_of
 from apo_lightning.contracts import Reward
 from apo_lightning.data.files import HubDataset, ProblemSet
 from apo_lightning.data.prompts import PLACEHOLDER, PromptTemplate, build_prompt, build_prompts, require_fitting
@@ -96,13 +96,9 @@ class Benchmark:
             )
         require_answers(rows, self._origin)
         measured = rows[: self.limit]
-        digest = hashlib.sha256()
-        for row in measured:
-            of_system = [] if row.system is None else [row.system]
-            digest.update(json.dumps([row.id, row.problem, row.answer, *of_system]).encode())
-        card = DataCard(
-            source=self._origin, sha256=digest.hexdigest(), num_problems=len(measured), num_available=len(rows)
-        )
+        contents = ([r.id, r.problem, r.answer, *([] if r.system is None else [r.system])] for r in measured)
+        sha256 = sha256_of(json.dumps(content).encode() for content in contents)
+        card = DataCard(source=self._origin, sha256=sha256, num_problems=len(measured), num_available=len(rows))
         return measured, card
 
     def prompts(

@@ -156,4 +156,6 @@ class EvaluationResult:
     seeds. Empty: schema 1."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """Choices in how a metric was computed: the tokenizer of Self-BLEU, the encoder of the similarity."""
+    samples_sha256: str | None = None
+    """Of the file of samples; None: an earlier version."""
     schema: int = SCHEMA_VERSION

@@ -10,11 +10,14 @@ from typing import IO, Any
 
 from apo_lightning.common.files import take_lock, to_json, write_atomically
 from apo_lightning.common.formatting import flatten
+from apo_lightning.common.identity import FORMAT, SEAL, read_sealed, sealed, sha256_of_plain
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import Sample
 from apo_lightning.types import Prompt
 
 SAMPLES, IDENTITY = "samples.jsonl", "evaluation.json"
+VERSION = 2
+"""Of the format of both files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +32,10 @@ class PlannedSample:
 class SamplesFile:
     """The samples of one evaluation, in the order of its plan.
 
-    `evaluation.json` in the same folder holds `identity`, everything that determines the samples, as plain data. The
-    same evaluation continues after the last whole batch of the file: an engine computes a batch of `samples_per_batch`
-    together, so a resumed file has the same bytes as an uninterrupted one. Another evaluation is refused.
+    `evaluation.json` in the same folder holds `identity`, everything that determines samples and verdicts, as plain
+    data. It and each sample hold their own hash. The same evaluation continues after the last whole batch of the file:
+    an engine computes a batch of `samples_per_batch` together, so a resumed file has the same bytes as an uninterrupted
+    one. Another evaluation is refused.
     """
 
     def __init__(
@@ -57,7 +61,7 @@ class SamplesFile:
         identity_path = self.path.with_name(IDENTITY)
         if not identity_path.exists() and self.path.stat().st_size > 0:
             raise ConfigError(f"{self.path} exists without its {IDENTITY}: choose another output_dir, or remove it")
-        write_atomically(identity_path, to_json(self.identity, indent=2) + b"\n")
+        write_atomically(identity_path, sealed({FORMAT: VERSION, **self.identity}))
         num_good, end = self._whole_batches()
         self._file.truncate(end)
         return num_good
@@ -65,7 +69,7 @@ class SamplesFile:
     def append(self, samples: Sequence[Sample]) -> None:
         """Write one batch and sync it to disk."""
         assert self._file is not None
-        self._file.write(b"".join(to_json(asdict(sample)) + b"\n" for sample in samples))
+        self._file.write(b"".join(sealed(asdict(sample), indent=None) for sample in samples))
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -80,8 +84,8 @@ class SamplesFile:
         assert self._file is not None
         self._file.seek(0)
         ends = [0]
-        for planned, line in zip(self.plan, self._file, strict=False):
-            sample = parse_sample(line)
+        for number, (planned, line) in enumerate(zip(self.plan, self._file, strict=False), start=1):
+            sample = parse_sample(line, f"{self.path}:{number}")
             if sample is None:
                 break
             if (sample.prompt_id, sample.sample, sample.seed) != (planned.prompt.id, planned.sample, planned.seed):
@@ -97,14 +101,16 @@ class SamplesFile:
 
 
 def require_same_identity(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for a folder with samples whose `evaluation.json` differs in a key of `identity`."""
+    """Raise `ConfigError` for a folder with samples whose `evaluation.json` is damaged or differs in a key of it."""
     path, samples = folder / IDENTITY, folder / SAMPLES
     if not path.exists() or not samples.exists() or samples.stat().st_size == 0:
         return
-    found = json.loads(path.read_bytes())
+    try:
+        found = read_sealed(path, VERSION)
+    except ConfigError as error:
+        raise ConfigError(f"{error}. Choose another output_dir, or remove that folder") from error
     there, here = flatten({key: found.get(key) for key in identity}), flatten(json.loads(to_json(identity)))
     for key in {**there, **here}:
-        # Older files lack settings that were added since, whose value is null.
         was, is_now = there.get(key, "null"), here.get(key, "null")
         if was != is_now:
             raise ConfigError(
@@ -118,15 +124,23 @@ def read_samples(path: Path) -> list[Sample]:
     samples = []
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if (sample := parse_sample(line)) is None:
+            if (sample := parse_sample(line, f"{path}:{number}")) is None:
                 raise ConfigError(f"{path}:{number} is not a whole sample: evaluate again to complete the file")
             samples.append(sample)
     return samples
 
 
-def parse_sample(line: bytes) -> Sample | None:
-    """The sample in a line; None for an incomplete line or another record."""
+def parse_sample(line: bytes, where: str) -> Sample | None:
+    """The sample in a line; None for an incomplete line or another record.
+
+    Raises:
+        ConfigError: the line is whole, and is not as it was written.
+    """
     try:
-        return Sample(**json.loads(line)) if line.endswith(b"\n") else None
-    except (ValueError, TypeError):
+        record = json.loads(line) if line.endswith(b"\n") else {}
+        seal = record.pop(SEAL)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
+    if seal != sha256_of_plain(record):
+        raise ConfigError(f"{where}: the sample has changed since it was written: remove the file to sample again")
+    return Sample(**record)

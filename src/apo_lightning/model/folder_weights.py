@@ -3,7 +3,6 @@
 Files are mapped into memory, so a tensor's name, shape and dtype cost its header, and its values what is read of them.
 """
 
-import hashlib
 import json
 import pickle
 import zipfile
@@ -18,7 +17,9 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from apo_lightning.common.console import progress_bars_hidden
+from apo_lightning.common.identity import sha256_of
 from apo_lightning.errors import ConfigError, in_brief
+from apo_lightning.model.fingerprint import content
 
 SINGLE = ("model.safetensors", "pytorch_model.bin")
 """The names that `transformers` loads from a folder, each before the index of the same kind, in this order."""
@@ -214,11 +215,8 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
         >>> fingerprint({"a": torch.zeros(2)}) == fingerprint({"a": torch.ones(2)})
         False
     """
-    digest = hashlib.sha256()
-    for name, values in sorted(_samples(tensors).items()):
-        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}\n".encode())
-        digest.update(values.contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    samples = sorted(_samples(tensors).items())
+    return sha256_of(part for name, values in samples for part in content(name, tensors[name], values))
 
 
 def file_fingerprint(path: Path) -> str:

@@ -23,14 +23,18 @@ from transformers import (
 )
 from transformers.utils import cached_file
 
+from apo_lightning.common.identity import sha256_of_plain
 from apo_lightning.errors import ConfigError, in_brief
 from apo_lightning.model.architecture import check_architecture
+from apo_lightning.model.fingerprint import config_sha256, tokenizer_sha256
 from apo_lightning.model.folder_weights import account, check_loaded, file_fingerprint, fingerprint, read_folder
 from apo_lightning.model.lora import ADAPTER, has_adapters
 from apo_lightning.model.saving import forget_quantization, mend_generation, try_saving
 from apo_lightning.model.tokenizer import character_tokenizer, stop_token_id, stop_token_ids
 
 PACKAGE_PREFIX = "package://"
+WEIGHTS = "the weights of model.path"
+"""Their name in an identity."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,24 +183,45 @@ class PolicySpec:
         """
         return self._fingerprint
 
+    def identity(self, tokenizer: PreTrainedTokenizerBase | None, key: str = "model.path") -> dict[str, str]:
+        """What the model is besides its settings, as far as it is on this machine; nothing of random weights.
+
+        Without a tokenizer, that and the stop tokens are left out. `key` ends the names.
+        """
+        if self.path is None:
+            return {}
+        found = {} if (weights := self.check_weights()) is None else {WEIGHTS.replace("model.path", key): weights}
+        if (config := self._config_file) is not None:
+            found[f"the config of {key}"] = config_sha256(config)
+        if tokenizer is not None:
+            found[f"the tokenizer of {key}"] = tokenizer_sha256(tokenizer)
+            found[f"the stop tokens of {key}"] = sha256_of_plain(self.stop_token_ids(tokenizer))
+        return found
+
+    @property
+    def _config_file(self) -> Path | None:
+        """`config.json` beside the weights; None: they are a GGUF file, or not on this machine yet."""
+        name, gguf_file = self._locate()
+        found = None if gguf_file is not None else cached_file(
+            name, "config.json", local_files_only=True, _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )  # fmt: skip
+        return None if found is None else Path(found)
+
     @functools.cached_property
     def _fingerprint(self) -> str | None:
         if self.path is None:
             return None
-        folder, gguf_file = self._locate()
+        name, gguf_file = self._locate()
         if gguf_file is not None:
-            return file_fingerprint(Path(folder, gguf_file))
-        where, is_local = f"model.path={self.path}", Path(folder).is_dir()
-        config = None if is_local else cached_file(
-            folder, "config.json", local_files_only=True, _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )  # fmt: skip
-        if not is_local and config is None:
+            return file_fingerprint(Path(name, gguf_file))
+        where, config = f"model.path={self.path}", self._config_file
+        if config is None:
             return None
         try:
-            tensors = read_folder(Path(folder) if config is None else Path(config).parent, where)
+            tensors = read_folder(config.parent, where)
         except ConfigError:
-            if is_local:
+            if Path(name).is_dir():
                 raise
             return None  # downloaded in part
         if not tensors:

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from apo_lightning.checkpoints.folder import require_same_sources
+from apo_lightning.checkpoints.origin import identity_of_run, require_unchanged
 from apo_lightning.checkpoints.run_state import policy_tensors
 from apo_lightning.common.console import progress_bars_hidden, say
 from apo_lightning.errors import ConfigError
@@ -21,7 +21,6 @@ from apo_lightning.model.policy import Policy
 from apo_lightning.model.spec import PolicySpec, describe
 from apo_lightning.run.devices import check_devices
 from apo_lightning.run.settings import compute_dtype
-from apo_lightning.run.sources import model_source
 from apo_lightning.run.trained import FINAL, Stage, TrainedRun, stages_of
 
 OF_SAMPLES = (
@@ -70,6 +69,7 @@ class EvaluatedPolicy:
     def load_reference(self, device: torch.device) -> Policy:
         """Load the model that training began with, frozen, with matrices in the compute dtype."""
         assert self.run is not None
+        require_unchanged(f"run={self.run.folder}", identity_of_run(self.run.folder), self.run.base_identity())
         return self._frozen(self._load(self.run.instantiate(self.run.reference, "model"), self.run.seed), device)
 
     def card(self, weights_sha256: str, stage: Stage) -> ModelCard:
@@ -133,10 +133,11 @@ def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept
     if is_swept:
         output_dir /= settings_folder(overrides)
     tokenizer = spec.load_tokenizer()
-    fingerprint = spec.check_weights()
-    for stage in stages:
-        if stage.snapshot is not None:
-            require_same_sources(stage.snapshot, model_source(fingerprint))
+    spec.check_weights()
+    if run is not None and checkpoint != FINAL:
+        here, of_run = spec.identity(tokenizer), identity_of_run(run.folder)
+        for of_stage in (stage.snapshot.header.identity if stage.snapshot else of_run for stage in stages):
+            require_unchanged(f"run={run.folder}", of_stage, here)
     output_dir.mkdir(parents=True, exist_ok=True)
     return EvaluatedPolicy(
         spec=spec,

@@ -16,9 +16,11 @@ from pydantic import Field
 from apo_lightning.checkpoints.folder import load_snapshot
 from apo_lightning.common.console import quiet_libraries, say, show
 from apo_lightning.common.formatting import flatten
+from apo_lightning.common.identity import sha256_of_file
 from apo_lightning.data.filtering import count_repeated
 from apo_lightning.data.prompt_contract import check_prompts_of_model
 from apo_lightning.distributed.gathering import from_all_ranks
+from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.benchmark import Benchmark
 from apo_lightning.evaluation.card import result_table, write_card
 from apo_lightning.evaluation.encoder import sentence_encoder
@@ -26,10 +28,11 @@ from apo_lightning.evaluation.loading import read_result
 from apo_lightning.evaluation.records import DataCard, EvaluationResult, ModelCard, SamplingSettings
 from apo_lightning.evaluation.results import summarise
 from apo_lightning.evaluation.sampler import Sampler, plan_samples
-from apo_lightning.evaluation.samples_file import SamplesFile, read_samples, require_same_identity
+from apo_lightning.evaluation.samples_file import SAMPLES, SamplesFile, read_samples, require_same_identity
 from apo_lightning.evaluation.scoring import check_engine
 from apo_lightning.metrics.diversity import Encoder
 from apo_lightning.model.fingerprint import versions, weights_sha256
+from apo_lightning.model.spec import WEIGHTS
 from apo_lightning.rollout.engine import RolloutEngine, check_distribution
 from apo_lightning.rollout.weight_sync import publish, start_engine
 from apo_lightning.run.choices import options_of, typed_overrides
@@ -37,6 +40,7 @@ from apo_lightning.run.evaluated_policy import EvaluatedPolicy, find_evaluated_p
 from apo_lightning.run.launching import loud_exits
 from apo_lightning.run.own_problems import with_own_problems
 from apo_lightning.run.settings import SEED, check_fits, check_reward, check_values
+from apo_lightning.run.sources import identity_of_code
 from apo_lightning.run.trained import Stage
 from apo_lightning.types import Prompt
 
@@ -148,8 +152,8 @@ def prepare_tasks(cfg: DictConfig, evaluated: EvaluatedPolicy, engine: str) -> l
         others = ", ".join(name for name in options_of("benchmark") if name != benchmark.name)
         key, otherwise = "max_completion_tokens", f"choose another benchmark= of {others}"
         check_fits(benchmark, evaluated.spec, f"{benchmark.name}: ", key=key, otherwise=otherwise)
-    rewards = [describe_reward(node.reward) for node in cfg.benchmark.values()]
-    return [_task(cfg, evaluated, *each, engine) for each in zip(benchmarks, rewards, strict=True)]
+    nodes = cfg.benchmark.values()
+    return [_task(cfg, evaluated, one, node.reward, engine) for one, node in zip(benchmarks, nodes, strict=True)]
 
 
 def describe_reward(node: DictConfig) -> str:
@@ -173,7 +177,7 @@ def _benchmark(cfg: DictConfig, node: DictConfig) -> Benchmark:
     return instantiate(node, **overrides, _convert_="all")
 
 
-def _task(cfg: DictConfig, evaluated: EvaluatedPolicy, benchmark: Benchmark, reward: str, engine: str) -> Task:
+def _task(cfg: DictConfig, evaluated: EvaluatedPolicy, benchmark: Benchmark, reward: DictConfig, engine: str) -> Task:
     rows, data = benchmark.load()
     if repeated := count_repeated(rows):
         say(f"{benchmark.name}: {repeated}")
@@ -196,7 +200,7 @@ def _task(cfg: DictConfig, evaluated: EvaluatedPolicy, benchmark: Benchmark, rew
         samples_per_batch=cfg.samples_per_batch or SAMPLES_PER_BATCH[evaluated.device.type],
         prompt=benchmark.prompt_around(evaluated.tokenizer, template),
         engine=engine,
-        reward=reward,
+        reward=describe_reward(reward),
         stop_tokens=tuple(evaluated.spec.stop_tokens),
         support_anchor_size=cfg.support_anchor_size,
         encoder=benchmark.encoder,
@@ -207,6 +211,8 @@ def _task(cfg: DictConfig, evaluated: EvaluatedPolicy, benchmark: Benchmark, rew
         "settings": asdict(settings),
         "token_statistics": cfg.token_statistics,
         "versions": versions(),
+        **identity_of_code(OmegaConf.to_container(reward, resolve=True)),
+        **{name: value for name, value in evaluated.spec.identity(evaluated.tokenizer).items() if name != WEIGHTS},
     }
     return Task(
         benchmark=benchmark,
@@ -221,10 +227,17 @@ def _task(cfg: DictConfig, evaluated: EvaluatedPolicy, benchmark: Benchmark, rew
 
 def _is_left(stage: Stage, tasks: Sequence[Task]) -> bool:
     """True if a stage has unfinished tasks. The final weights are always checked again, with their files."""
-    if stage.step is not None and all((task.folder / "results.json").is_file() for task in tasks):
+    if stage.step is not None and all(_is_measured(task.folder) for task in tasks):
         say(f"step {stage.step}: already measured")
         return False
     return True
+
+
+def _is_measured(folder: Path) -> bool:
+    """Whether a folder has the results of the samples in it."""
+    with contextlib.suppress(ConfigError, OSError):
+        return read_result(folder / "results.json").samples_sha256 == sha256_of_file(folder / SAMPLES)
+    return False
 
 
 def _measure_stages(
@@ -298,4 +311,4 @@ def _measure(task: Task, sampler: Sampler, card: ModelCard) -> None:
         measure_diversity=task.benchmark.diversity,
         encoder=task.encoder,
     )
-    write_card(task.folder, result)
+    write_card(task.folder, replace(result, samples_sha256=sha256_of_file(file.path)))

@@ -14,17 +14,17 @@ from apo_lightning.checkpoints.folder import (
     best_of,
     complete_checkpoints,
     damaged_file,
-    require_same_sources,
 )
+from apo_lightning.checkpoints.origin import require_unchanged
 from apo_lightning.checkpoints.run_state import policy_tensors
 from apo_lightning.common.console import progress_bars_hidden, quiet_libraries, say
 from apo_lightning.common.files import publish_folder
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.average import PARTS, average, weights_of_part
 from apo_lightning.model.policy import Policy
+from apo_lightning.model.spec import WEIGHTS
 from apo_lightning.parts.averaging import base_weights
 from apo_lightning.run.settings import check_values
-from apo_lightning.run.sources import model_source
 from apo_lightning.run.trained import TrainedRun
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -49,15 +49,17 @@ def export(cfg: DictConfig) -> Path:
         raise ConfigError(f"dtype is {cfg.dtype}: choose {' or '.join(DTYPES)}")
     run = TrainedRun.read(Path(str(cfg.run)))
     checkpoint = _checkpoint(run.folder, cfg.checkpoint)
-    if (damaged := damaged_file(checkpoint, sorted(checkpoint.header.files))) is not None:
+    if (damaged := damaged_file(checkpoint, checkpoint.header.files)) is not None:
         raise ConfigError(f"checkpoint {checkpoint.folder} is damaged: {damaged} has changed; export another")
     to = Path(cfg.to) if cfg.to is not None else run.folder / "exported" / checkpoint.folder.name
     if to.exists():
         raise ConfigError(f"to={to} exists: remove it, or name another folder")
     quiet_libraries(run.folder / "export.log")
     policy = _untrained_policy(run)
-    if run.lora is not None or cfg.average_with_base:  # else the checkpoint has every weight
-        require_same_sources(checkpoint, model_source(run.instantiate(run.reference, "model").check_weights()))
+    here = dict(run.base_identity())
+    if run.lora is None and not cfg.average_with_base:  # the checkpoint has every weight
+        here.pop(WEIGHTS, None)
+    require_unchanged(f"checkpoint {checkpoint.folder}", checkpoint.header.identity, here)
     base = base_weights(policy.model) if cfg.average_with_base else {}
     part = weights_of_part(base, cfg.average_part, policy.model.config.num_hidden_layers)
     if base and not part:

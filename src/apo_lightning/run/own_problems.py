@@ -46,14 +46,13 @@ def with_own_problems(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
 
 def _held_out(run: TrainedRun) -> dict[str, Any]:
     """A benchmark for each held-out set, by its name."""
-    source = run.instantiate(run.data, "data")
-    names = [source.name] * bool(source.num_validation) + [*(getattr(source, "validation", None) or {})]
-    if not names:
+    held_out = run.held_out()
+    if not held_out:
         raise ConfigError(
             f"run={run.folder} has held no problems out: give data.path=test.jsonl, whose problems are measured with "
             "the run's reward and prompt, or a benchmark="
         )
-    return {name: {"source": OmegaConf.to_container(run.data, resolve=True)} for name in names}
+    return {name: {"source": OmegaConf.to_container(run.data, resolve=True)} for name in held_out}
 
 
 def _filled_in(name: str, node: Any, run: TrainedRun | None) -> Any:

@@ -43,7 +43,7 @@ from apo_lightning.run.settings import (
     schedule_horizon,
     step_settings,
 )
-from apo_lightning.run.sources import code_fingerprints, fingerprints
+from apo_lightning.run.sources import identity_of_code, identity_of_sources
 from apo_lightning.step.part import Part, check_parts
 from apo_lightning.step.settings import rates_of, try_schedule
 
@@ -135,9 +135,9 @@ class Prepared(Algorithm):
         compared = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in FREE])
         self.config = cast("dict[str, Any]", OmegaConf.to_container(compared, resolve=True)) | {HORIZON: self.horizon}
         """The settings that checkpoints are compared by, as plain data."""
-        contents = fingerprints(self.model, self.reference, self.data)
-        self.sources = contents | code_fingerprints(self.config)
-        """Fingerprints of the contents that they are compared by."""
+        contents = identity_of_sources(self.model, self.tokenizer, self.reference, self.data)
+        self.identity = contents | identity_of_code(self.config)
+        """The contents that they are compared by."""
 
     @property
     def notices(self) -> list[str]:

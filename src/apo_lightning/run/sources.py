@@ -1,62 +1,58 @@
-"""Fingerprints of what a run reads besides its settings: the weights of its model, its data, and a user's code."""
+"""The identity of what a run reads besides its settings: its model, its data, and code of its user."""
 
-import hashlib
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hydra.utils import get_object
+from transformers import PreTrainedTokenizerBase
 
-from apo_lightning.checkpoints.folder import CODE
+from apo_lightning.checkpoints.origin import CODE
 from apo_lightning.common.formatting import flatten
+from apo_lightning.common.identity import sha256_of_file, sha256_of_lines
 from apo_lightning.data.datamodule import PromptDataModule
+from apo_lightning.data.rows import Row
 from apo_lightning.model.reference import ReferenceSchedule
 from apo_lightning.model.spec import PolicySpec
 from apo_lightning.types import Prompt
 
 
-def fingerprints(model: PolicySpec, reference: ReferenceSchedule, data: PromptDataModule) -> dict[str, str]:
-    """Name → fingerprint of each content that a resumed run must find unchanged."""
-    held_out = data.validation_prompts
-    found: dict[str, str | None] = {
-        **model_source(model.check_weights()),
-        "the training data": data_fingerprint(data.train_prompts),
-        **{f"the problems of validation on {name}": data_fingerprint(rows) for name, rows in held_out.items()},
-    }
+def identity_of_sources(
+    model: PolicySpec, tokenizer: PreTrainedTokenizerBase, reference: ReferenceSchedule, data: PromptDataModule
+) -> dict[str, str]:
+    """What a resumed run must find unchanged."""
+    found = model.identity(tokenizer)
+    found["the training data"] = _training_data(data.train_prompts)
+    found |= identity_of_held_out(data.held_out)
     if reference.path is not None:
-        found["the weights of reference_path"] = replace(model, path=reference.path, config=None).check_weights()
-    return {name: value for name, value in found.items() if value is not None}
+        found |= replace(model, path=reference.path, config=None).identity(None, "reference_path")
+    return found
 
 
-def code_fingerprints(config: Any) -> dict[str, str]:
-    """Name → fingerprint of each file below the working directory that defines a `_target_` of plain data.
+def identity_of_held_out(problems: Mapping[str, Sequence[Row]]) -> dict[str, str]:
+    """What the problems of validation are, before any template; nothing of an empty set."""
+    return {f"the problems of validation on {name}": _rows(rows) for name, rows in problems.items() if rows}
 
-    Installed packages, this one among them, are left out: checkpoints have their versions.
-    """
+
+def identity_of_code(config: Any) -> dict[str, str]:
+    """What each file is that defines a `_target_` of plain data, wherever it lies; not what it imports."""
     found: dict[str, str] = {}
     for target in {value for key, value in flatten(config).items() if key.rpartition(".")[2] == "_target_"}:
-        file = Path(getattr(inspect.getmodule(get_object(str(target))), "__file__", None) or "/").resolve()
-        is_own = file.is_relative_to(Path.cwd()) and file.is_file() and "site-packages" not in file.parts
-        if is_own and not file.is_relative_to(Path(__file__).parents[2]):
-            found[f"{CODE} {file.relative_to(Path.cwd())}"] = hashlib.sha256(file.read_bytes()).hexdigest()
+        module = inspect.getmodule(get_object(str(target)))
+        if module is not None and (file := getattr(module, "__file__", None)):
+            found[f"{CODE} {module.__name__.replace('.', '/')}.py"] = sha256_of_file(Path(file))
     return dict(sorted(found.items()))
 
 
-def model_source(fingerprint: str | None) -> dict[str, str]:
-    """The entry of `fingerprints` for the model before training."""
-    return {} if fingerprint is None else {"the weights of model.path": fingerprint}
+def _training_data(prompts: Sequence[Prompt]) -> str:
+    """Prompts as the model reads them, in their order, wherever they lie and in whatever format."""
+    rows = ((p.id, p.problem, p.text, p.token_ids, p.answer, p.columns) for p in prompts)
+    return sha256_of_lines(json.dumps(row, default=str) for row in rows)
 
 
-def data_fingerprint(prompts: Sequence[Prompt]) -> str:
-    """A hash over ids, texts, tokens, answers and columns of prompts in their order.
-
-    It is that of the rows as the model reads them, wherever they lie and in whatever format.
-    """
-    digest = hashlib.sha256()
-    for prompt in prompts:
-        row = (prompt.id, prompt.problem, prompt.text, prompt.token_ids, prompt.answer, prompt.columns)
-        digest.update(json.dumps(row, default=str).encode() + b"\n")
-    return digest.hexdigest()
+def _rows(problems: Sequence[Row]) -> str:
+    rows = ((r.id, r.problem, r.answer, r.prefill, r.system, r.columns) for r in problems)
+    return sha256_of_lines(json.dumps(row, default=str) for row in rows)

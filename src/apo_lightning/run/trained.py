@@ -11,11 +11,16 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
 
-from apo_lightning.checkpoints.folder import Checkpoint, snapshots_of, step_name
+from apo_lightning.checkpoints.folder import Checkpoint, complete_checkpoints, snapshots_of, step_name
+from apo_lightning.checkpoints.origin import OF_EXPORT, identity_of_run, read_export, require_unchanged
 from apo_lightning.common.console import say
 from apo_lightning.common.files import read_yaml_text, write_atomically
+from apo_lightning.common.identity import Identity
+from apo_lightning.data.rows import Row
 from apo_lightning.errors import ConfigError, in_brief
+from apo_lightning.model.spec import PolicySpec
 from apo_lightning.run.choices import targets_of
+from apo_lightning.run.sources import identity_of_held_out
 
 FINAL, ALL, BASE = "final", "all", "base"
 ONLY_READ = ("checkpoints", "rollouts", "wandb")
@@ -91,14 +96,36 @@ class TrainedRun:
                     f"called: if it is yours, put the option into configs/{group}/ of the working directory"
                 )
 
+    def held_out(self) -> dict[str, list[Row]]:
+        """The problems that the run validated on, by set; raises `ConfigError` if they are no longer the same."""
+        found = {name: rows for name, rows in self.instantiate(self.data, "data").load().validation.items() if rows}
+        if found:
+            require_unchanged(f"run={self.folder}", identity_of_run(self.folder), identity_of_held_out(found))
+        return found
+
+    def base_identity(self) -> Identity:
+        """What the model before training is now."""
+        spec: PolicySpec = self.instantiate(self.reference, "model")
+        return spec.identity(spec.load_tokenizer())
+
     @property
     def final_model(self) -> DictConfig:
-        """The run's `model` node, with the path of the final checkpoint; raises `ConfigError` if the run has none."""
+        """The run's `model` node, with the path of the final checkpoint.
+
+        Raises:
+            ConfigError: the run has none, or one that is not as it was written, or not of the run's end.
+        """
         checkpoint = self.folder / "checkpoints" / "final"
-        if not (checkpoint / "config.json").is_file():
+        if not (checkpoint / OF_EXPORT).is_file():
             raise ConfigError(
-                f"run={self.folder} has no checkpoints/final: it was stopped, or trained with callbacks=none; "
-                "name its weights with model.path=… instead"
+                f"run={self.folder} has no checkpoints/final with an {OF_EXPORT}: it was stopped, trained with "
+                "callbacks=none or by an earlier version; name its weights with model.path=… instead"
+            )
+        origin, (checkpoints, _) = read_export(checkpoint), complete_checkpoints(self.folder / "checkpoints")
+        if checkpoints and (newest := checkpoints[-1].header.step) > origin.step:
+            raise ConfigError(
+                f"run={self.folder}: checkpoints/final is of step {origin.step}, and the run was trained to {newest}: "
+                "continue it with resume=auto, which writes it again"
             )
         model = self.reference.copy()
         model.path, model.config = str(checkpoint), None
@@ -158,7 +185,7 @@ class Stage:
 
     @property
     def identity(self) -> dict[str, object]:
-        """Sizes and checksums of the snapshot's files, which identify the weights before they are read."""
+        """The snapshot's files, which identify the weights before they are read."""
         if self.step is None:
             return {}
         return {"snapshot": BASE if self.snapshot is None else dict(self.snapshot.header.files)}

@@ -16,11 +16,12 @@ from omegaconf import DictConfig
 from transformers import PreTrainedModel
 
 from apo_lightning.advantages import gae_of
-from apo_lightning.callbacks.export import owes_export
+from apo_lightning.callbacks.export import owes_export, remove_exports
 from apo_lightning.checkpoints import Checkpointer, StopRequest
+from apo_lightning.checkpoints.origin import write_run_record
 from apo_lightning.checkpoints.resume import HORIZON, find_checkpoint
 from apo_lightning.common.console import progress_bars_hidden, quiet_libraries, say
-from apo_lightning.common.launch import launch
+from apo_lightning.common.launch import is_first_process, launch
 from apo_lightning.common.phases import PhaseClock
 from apo_lightning.contracts import TrainerState
 from apo_lightning.distributed.lightning_private import set_finished_steps
@@ -56,7 +57,7 @@ def check(cfg: DictConfig) -> None:
     prepared = prepare(cfg)
     prepared.reward.close()
     folder = Path(HydraConfig.get().runtime.output_dir)
-    find_checkpoint(cfg.resume, folder, prepared.config, prepared.sources)
+    find_checkpoint(cfg.resume, folder, prepared.config, prepared.identity)
 
 
 def _check_sweep(cfg: DictConfig) -> None:
@@ -85,9 +86,11 @@ def _train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | N
     pl.seed_everything(cfg.seed, verbose=False)
 
     prepared = prepare(cfg)
-    resumed = find_checkpoint(cfg.resume, output_dir, prepared.config, prepared.sources)
-    if record is not None and launch().rank == 0:
-        record(output_dir)
+    resumed = find_checkpoint(cfg.resume, output_dir, prepared.config, prepared.identity)
+    if launch().rank == 0:
+        write_run_record(output_dir, prepared.identity)
+        if record is not None:
+            record(output_dir)
     steps_done = resumed.header.step if resumed is not None else 0
     if resumed is not None:
         say(f"resuming from {resumed.folder}, after {steps_done} of {cfg.trainer.max_steps} steps")
@@ -115,7 +118,7 @@ def _train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | N
         say(f"profiles are written to {trainer.profiler.dirpath}/*-{trainer.profiler.filename}*")
     stop = StopRequest()
     checkpointer = Checkpointer(
-        prepared.checkpoint, output_dir / "checkpoints", prepared.config, prepared.sources, resumed, stop
+        prepared.checkpoint, output_dir / "checkpoints", prepared.config, prepared.identity, resumed, stop
     )
     module = _module(cfg, prepared, trainer, checkpointer)
     if resumed is not None:
@@ -130,7 +133,9 @@ def _train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | N
     ):
         if (resumed is None and prepared.data.validation_names) or module.validation.is_due(trainer, steps_done):
             trainer.validate(module, datamodule=prepared.data, verbose=False)
-        if steps_done < trainer.max_steps or owes_export(trainer):
+        if steps_done < trainer.max_steps or owes_export(trainer, module.policy):
+            if is_first_process():  # the environment no longer says it after a validation
+                remove_exports(output_dir)
             trainer.fit(module, datamodule=prepared.data)
             if trainer.global_step == steps_done < trainer.max_steps:
                 raise ConfigError(

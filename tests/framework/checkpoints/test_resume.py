@@ -12,6 +12,7 @@ import apo_lightning.checkpoints.checkpointer
 import apo_lightning.module
 from apo_lightning.callbacks import StepCallback
 from apo_lightning.checkpoints.folder import complete_checkpoints
+from apo_lightning.common.identity import files_of, read_sealed, sealed
 from apo_lightning.errors import ConfigError, Preempted
 from apo_lightning.module import RLVRModule
 from apo_lightning.rollout.collector import Collector
@@ -222,24 +223,16 @@ def test_what_cannot_be_gone_on_from_is_one_line(uninterrupted, tmp_path):
         run(tmp_path, "checkpoint.best=val/sums/pass@1")
 
 
-def test_a_checkpoint_from_within_a_step_is_refused_where_it_would_be_gone_on_from(uninterrupted, tmp_path):
+def test_the_state_of_another_step_is_not_taken_for_this_one(uninterrupted, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(uninterrupted[1], folder)
-    wholes = [found.folder for found in complete_checkpoints(folder / "checkpoints")[0]]
-    sampled = [whole.with_name(f"{whole.name}_sampled") for whole in wholes]
-    for whole, copy in zip(wholes, sampled, strict=True):  # as an earlier version wrote them
-        shutil.copytree(whole, copy)
-        manifest = json.loads((copy / "checkpoint.json").read_bytes())
-        (copy / "checkpoint.json").write_text(json.dumps(manifest | {"is_sampled": True, "world_size": 1}))
-    with pytest.raises(ConfigError, match=rf"{sampled[1].name} was saved within a step.*delete the folder"):
+    before, newest = [found.folder for found in complete_checkpoints(folder / "checkpoints")[0]]
+    shutil.copy(before / "shared.pt", newest / "shared.pt")
+    record = read_sealed(newest / "checkpoint.json")
+    content = sealed({**record, "files": files_of(newest, record["files"])})
+    (newest / "checkpoint.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"step_000003 is damaged: shared.pt is of step 2; delete the folder"):
         run(folder, "resume=auto")
-    shutil.rmtree(sampled[1])
-    assert_is(uninterrupted, run(folder, "resume=auto"), folder)
-    with pytest.raises(ConfigError, match=rf"{sampled[0].name} was saved within a step"):
-        run(tmp_path / "other", f"resume={sampled[0]}")
-    shutil.rmtree(wholes[1])
-    shutil.rmtree(sampled[0])
-    assert_is(uninterrupted, run(folder, "resume=auto"), folder)
 
 
 def test_the_best_checkpoint_stays(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """Weights kept along a run, and measured one after the other with the same seeds."""
 
-import json
 import os
 import shutil
 import signal
@@ -16,6 +15,7 @@ import apo_lightning.checkpoints.checkpointer
 import apo_lightning.module
 import apo_lightning.run.evaluating
 from apo_lightning.checkpoints.folder import snapshots_of
+from apo_lightning.common.identity import read_sealed, sealed
 from apo_lightning.errors import ConfigError, Preempted
 from apo_lightning.evaluation.samples_file import read_samples
 from apo_lightning.model.fingerprint import weights_sha256
@@ -174,9 +174,9 @@ def test_adapters_are_kept_alone_and_measured_as_the_merged_model(tmp_path):
 def test_other_weights_under_the_same_name_are_refused(run, measured, tmp_path):
     shutil.copytree(measured[1], tmp_path / "measured")
     path = tmp_path / "measured" / STEPS[1] / "arithmetic" / "evaluation.json"
-    identity = json.loads(path.read_bytes())
-    identity["snapshot"] = {name: [size, crc + 1] for name, (size, crc) in identity["snapshot"].items()}
-    path.write_text(json.dumps(identity))
+    identity = read_sealed(path)
+    identity["snapshot"] = {name: [size, sha256[::-1]] for name, (size, sha256) in identity["snapshot"].items()}
+    path.write_bytes(sealed(identity))
     with pytest.raises(ConfigError, match="holds another evaluation: snapshot"):
         measure(run[0], tmp_path / "measured", "checkpoint=all")
 

@@ -9,6 +9,8 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
 from apo_lightning.checkpoints.folder import MANIFEST
+from apo_lightning.checkpoints.origin import read_export
+from apo_lightning.common.identity import read_sealed, sealed
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.policy import Policy
 from apo_lightning.run import evaluate, train
@@ -36,7 +38,8 @@ def place(trained, tmp_path_factory):
     copy = tmp_path_factory.mktemp("place")
     shutil.copytree(trained, copy, dirs_exist_ok=True)
     for manifest in (copy / "run" / "checkpoints").rglob(MANIFEST):
-        manifest.write_text(manifest.read_text().replace(str(trained), str(copy)))
+        record = json.dumps(read_sealed(manifest)).replace(str(trained), str(copy))
+        manifest.write_bytes(sealed(json.loads(record)))
     return copy
 
 
@@ -65,6 +68,21 @@ def reorder(place: Path) -> None:
     write_rows(place, ROWS[::-1])
 
 
+def change_json(name: str, **changes: object):
+    """Changes keys of a JSON file of the model's folder."""
+
+    def change(place: Path) -> None:
+        file = place / "model" / name
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+    return change
+
+
+def change_decoder(place: Path) -> None:
+    """No token of a problem changes, and the text of completions does."""
+    change_json("tokenizer.json", decoder={"type": "WordPiece", "prefix": "##", "cleanup": False})(place)
+
+
 def change_both(place: Path) -> None:
     change_weights(place)
     reorder(place)
@@ -77,6 +95,9 @@ def change_both(place: Path) -> None:
         (change_answer, r"the training data changed after"),
         (reorder, r"the training data changed after"),
         (change_both, r"the weights of model\.path and the training data changed after"),
+        (change_json("config.json", rms_norm_eps=0.5), r": the config of model\.path changed after"),
+        (change_json("generation_config.json", eos_token_id=[2, 1]), r": the stop tokens of model\.path changed after"),
+        (change_decoder, r": the tokenizer of model\.path changed after"),
     ],
 )
 def test_another_model_or_other_data_under_the_same_path_are_refused(change, words, place):
@@ -86,52 +107,113 @@ def test_another_model_or_other_data_under_the_same_path_are_refused(change, wor
 
 
 def test_the_same_contents_in_another_layout_are_the_same(place):
+    change_json("config.json", transformers_version="4.57.3", dtype="bfloat16", _name_or_path="elsewhere")(place)
     (place / "d.jsonl").write_text("\n".join(json.dumps(row, indent=None, separators=(",", ":")) for row in ROWS))
     train(composed(*settings_of(place), "resume=auto", "trainer.max_steps=2"), place / "run")
 
 
-def test_a_checkpoint_without_fingerprints_is_resumed_and_that_is_said_once(place, capsys):
-    change_weights(place)
-    for manifest in (place / "run" / "checkpoints").rglob(MANIFEST):
-        content = json.loads(manifest.read_text())
-        del content["sources"]
-        manifest.write_text(json.dumps(content))
-    train(composed(*settings_of(place), "resume=auto", "trainer.max_steps=2"), place / "run")
-    assert capsys.readouterr().out.count("has no fingerprints") == 1
-
-
-def test_adapters_are_not_merged_into_another_model(place):
+def settings_recorded(place: Path) -> Path:
+    """The run with what the command line leaves there too."""
     run = place / "run"
     (run / ".hydra").mkdir()
     OmegaConf.save(composed(*settings_of(place)), run / ".hydra" / "config.yaml", resolve=True)
     OmegaConf.save([], run / ".hydra" / "overrides.yaml")
     OmegaConf.save({"hydra": {"runtime": {"choices": {"algo": "apo"}}}}, run / ".hydra" / "hydra.yaml")
-    measured = ("checkpoint=all", "engine=transformers", "limit=2", "num_samples=1", f"output_dir={place / 'measured'}")
-    change_weights(place)
+    return run
+
+
+def measure(run: Path, *overrides: str):
+    own = (f"run={run}", "engine=transformers", "limit=2", "num_samples=1", f"output_dir={run.parent / 'measured'}")
+    return evaluate(composed(*own, *overrides, config_name="evaluate"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (change_weights, r"the weights of model\.path changed after"),
+        (change_json("config.json", hidden_act="relu"), r"the config of model\.path changed after"),
+    ],
+)
+def test_adapters_are_not_merged_into_another_model(change, words, place):
+    run = settings_recorded(place)
+    change(place)
     for merge in (
         lambda: export(composed(f"run={run}", config_name="export")),
-        lambda: evaluate(composed(f"run={run}", *measured, config_name="evaluate")),
+        lambda: measure(run, "checkpoint=all"),
+        lambda: measure(run, "checkpoint=base"),
+        lambda: measure(run, "support_anchor_size=4"),
     ):
-        with pytest.raises(ConfigError, match=r"the weights of model\.path changed after"):
+        with pytest.raises(ConfigError, match=words):
             merge()
 
 
-def test_an_export_that_fails_costs_no_checkpoint_and_resuming_makes_up_for_it(place, monkeypatch):
+def train_without_room(monkeypatch, cfg, run: Path) -> None:
+    """The disk is full when the policy is exported."""
+
     def full(self, folder):
         (folder / "model.safetensors").write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    checkpoints = place / "run" / "checkpoints"
-    expected = {path.name: path.read_bytes() for path in (checkpoints / "final").iterdir()}
-    shutil.rmtree(place / "run")
     with monkeypatch.context() as patched:
         patched.setattr(Policy, "save_pretrained", full)
         with pytest.raises(OSError, match="No space left"):
-            train(composed(*settings_of(place)), place / "run")
+            train(cfg, run)
+
+
+def exported(place: Path) -> dict[str, bytes]:
+    """All files of the merged model, and the weights of the adapters: PEFT writes sets of names in any order."""
+    root = place / "run" / "checkpoints"
+    paths = (*(root / "final").iterdir(), root / "adapter" / "adapter_model.safetensors")
+    return {str(path.relative_to(root)): path.read_bytes() for path in paths}
+
+
+def test_an_export_that_fails_costs_no_checkpoint_and_resuming_makes_up_for_it(place, monkeypatch):
+    checkpoints, expected = place / "run" / "checkpoints", exported(place)
+    shutil.rmtree(place / "run")
+    train_without_room(monkeypatch, composed(*settings_of(place)), place / "run")
     assert sorted(path.name for path in checkpoints.iterdir()) == ["snapshots", "step_000001"]
     train(composed(*settings_of(place), "resume=auto"), place / "run")
-    assert {path.name: path.read_bytes() for path in (checkpoints / "final").iterdir()} == expected
-    assert (checkpoints / "adapter" / "adapter_model.safetensors").is_file()
+    assert exported(place) == expected
+
+
+def test_the_export_of_a_shorter_run_does_not_pass_for_that_of_a_longer_one(place, monkeypatch):
+    run, old = settings_recorded(place), place / "old"
+    longer = composed(*settings_of(place), "resume=auto", "trainer.max_steps=2")
+    shutil.copytree(run / "checkpoints" / "final", old)
+    train_without_room(monkeypatch, longer, run)
+    with pytest.raises(ConfigError, match=r"no checkpoints/final with an origin\.json"):
+        measure(run)
+    shutil.copytree(old, run / "checkpoints" / "final")  # as an earlier version left it
+    with pytest.raises(ConfigError, match=r"checkpoints/final is of step 1, and the run was trained to 2: continue it"):
+        measure(run)
+    train(longer, run)
+    assert [read_export(run / "checkpoints" / name).step for name in ("final", "adapter")] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda root: [path.unlink() for path in (root / "final").iterdir()],
+        lambda root: (root / "final" / "model.safetensors").unlink(),
+        lambda root: (root / "final" / "generation_config.json").write_text("{}"),
+        lambda root: shutil.rmtree(root / "adapter"),
+    ],
+)
+def test_an_export_that_is_not_whole_is_written_again(place, damage):
+    expected = exported(place)
+    damage(place / "run" / "checkpoints")
+    train(composed(*settings_of(place), "resume=auto"), place / "run")
+    assert exported(place) == expected
+
+
+def test_an_export_that_has_changed_is_not_measured(place):
+    run = settings_recorded(place)
+    file = run / "checkpoints" / "final" / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"final is damaged: model\.safetensors has changed since it was written"):
+        measure(run)
 
 
 def test_code_of_ones_own_may_change_and_is_said(tmp_path, monkeypatch, capsys):
@@ -145,5 +227,5 @@ def test_code_of_ones_own_may_change_and_is_said(tmp_path, monkeypatch, capsys):
     for comment, steps in (("", 1), ("", 2), ("# mended\n", 3)):
         code.write_text(text + comment)
         train(composed(*RUN, *own, f"trainer.max_steps={steps}", "resume=auto"), tmp_path / "run")
-        said = f"the code of {code.name} has changed since step_00000{steps - 1}" in capsys.readouterr().out
+        said = f"the code of {code.name} has changed since" in capsys.readouterr().out
         assert said == bool(comment)

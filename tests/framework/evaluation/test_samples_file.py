@@ -1,6 +1,5 @@
 """A file that was stopped anywhere goes on as if it had not been."""
 
-import json
 import subprocess
 import sys
 
@@ -8,8 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apo_lightning.common.identity import FORMAT, read_sealed, sealed
 from apo_lightning.errors import ConfigError
-from apo_lightning.evaluation.samples_file import PlannedSample, SamplesFile, read_samples, require_same_identity
+from apo_lightning.evaluation.samples_file import (
+    VERSION,
+    PlannedSample,
+    SamplesFile,
+    read_samples,
+    require_same_identity,
+)
 from apo_lightning.types import Prompt
 from factories import make_sample
 
@@ -98,6 +104,28 @@ def test_an_edited_file_is_refused(tmp_path):
         SamplesFile(tmp_path, IDENTITY, PLAN, 4).open()
 
 
+def test_a_verdict_that_was_changed_is_named(tmp_path):
+    write(tmp_path, PLAN, 4)
+    path = tmp_path / "samples.jsonl"
+    content = path.read_bytes()
+    [status] = {sample.status for sample in drawn(PLAN)}
+    place = content.index(status.encode(), content.index(b"\n"))
+    other = {"correct": b"incorrect", "incorrect": b"correct"}[status]
+    path.write_bytes(content[:place] + other + content[place + len(status) :])
+    for read in (SamplesFile(tmp_path, IDENTITY, PLAN, 4).open, lambda: read_samples(path)):
+        with pytest.raises(ConfigError, match=r"samples\.jsonl:2: the sample has changed since it was written"):
+            read()
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 200, b"[1]", b'{"benchmark": "sums"}'])
+def test_a_damaged_record_of_an_evaluation_is_one_line(tmp_path, content):
+    write(tmp_path, PLAN, 4)
+    (tmp_path / "evaluation.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"evaluation\.json .*Choose another output_dir") as raised:
+        SamplesFile(tmp_path, IDENTITY, PLAN, 4).open()
+    assert "\n" not in str(raised.value)
+
+
 def test_samples_of_unknown_origin_are_refused(tmp_path):
     write(tmp_path, PLAN, 4)
     (tmp_path / "evaluation.json").unlink()
@@ -113,14 +141,14 @@ def test_two_processes_cannot_write_one_file(tmp_path):
     for identity in (IDENTITY, OTHER):  # there is no sample yet that would tell them apart
         with pytest.raises(ConfigError, match="another process is writing"):
             SamplesFile(tmp_path, identity, PLAN, 4).open()
-    assert json.loads((tmp_path / "evaluation.json").read_bytes()) == IDENTITY
+    assert read_sealed(tmp_path / "evaluation.json", VERSION) == IDENTITY
     file.close()
 
 
 def test_differences_are_found_however_deep(tmp_path):
-    (tmp_path / "evaluation.json").write_text('{"a": {"b": {"c": "x"}, "d": [1]}}')
+    (tmp_path / "evaluation.json").write_bytes(sealed({FORMAT: VERSION, "a": {"b": {"c": "x"}, "d": [1]}}))
     (tmp_path / "samples.jsonl").write_text("a sample\n")
-    require_same_identity(tmp_path, {"a": {"b": {"c": "x"}, "d": [1], "new": None}})
+    require_same_identity(tmp_path, {"a": {"b": {"c": "x"}, "d": [1]}})
     with pytest.raises(ConfigError, match=r"a\.b\.c is x there and y here"):
         require_same_identity(tmp_path, {"a": {"b": {"c": "y"}, "d": [1]}})
     with pytest.raises(ConfigError, match=r"a\.d is \[1\] there and \[2\] here"):

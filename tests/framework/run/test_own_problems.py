@@ -4,11 +4,14 @@ import json
 import sys
 
 import pytest
+from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from apo_lightning.checkpoints.origin import write_run_record
 from apo_lightning.errors import ConfigError
 from apo_lightning.run import evaluate
 from apo_lightning.run.own_problems import with_own_problems
+from apo_lightning.run.sources import identity_of_held_out
 from composing import composed
 
 REWARD = {"_target_": "apo_lightning.rewards.CallableReward", "function": {"_target_": "mine.short", "_partial_": True}}
@@ -43,6 +46,7 @@ def write_run(folder, reward=REWARD, **source):
     chosen = {"hydra": {"runtime": {"choices": {"algo": "apo"}}}}
     for name, node in (("config", cfg), ("hydra", chosen), ("overrides", [])):
         OmegaConf.save(OmegaConf.create(node), folder / ".hydra" / f"{name}.yaml")
+    write_run_record(folder, identity_of_held_out(instantiate(data).load().validation))
 
 
 def asked(*overrides):
@@ -85,6 +89,26 @@ def test_what_cannot_be_measured_is_one_line(folder, overrides, source, said):
     write_run(folder / "run", **source)
     with pytest.raises(ConfigError, match=said.replace("[", r"\[")):
         asked(*overrides)
+
+
+def test_a_problem_that_was_withdrawn_is_refused_since_the_others_are_no_longer_those_held_out(folder):
+    rows = (folder / "mine.jsonl").read_text().splitlines(keepends=True)
+    held_out = instantiate(asked().benchmark.mine.source).load().validation["mine"]
+    left = [row for row in rows if json.loads(row)["problem"] != held_out[0].problem]
+    (folder / "mine.jsonl").write_text("".join(left))
+    with pytest.raises(ConfigError, match="run=run: the problems of validation on mine changed after its run began"):
+        asked()
+
+
+def test_other_code_of_the_judge_is_another_evaluation(folder):
+    cfg = asked()
+    cfg.run, cfg.model, cfg.num_samples, cfg.token_statistics = None, composed("model=tiny").model, 2, False
+    cfg.output_dir = "out"
+    evaluate(cfg)
+    evaluate(cfg)
+    (folder / "mine.py").write_text("def short(completions, **_):\n    return [0.0 for _ in completions]\n")
+    with pytest.raises(ConfigError, match=r"holds another evaluation: the code of mine\.py is"):
+        evaluate(cfg)
 
 
 @pytest.mark.parametrize(
