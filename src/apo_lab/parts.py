@@ -1,6 +1,8 @@
-"""Parts of the laboratory's methods (see `apo_lightning.step.part`): marks of tokens."""
+"""Parts of the laboratory's methods (see `apo_lightning.step.part`): marks of tokens, and a target of the entropy."""
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -10,13 +12,15 @@ from apo_lab.losses.low_probability import LpReg
 from apo_lab.losses.minibatch_tokens import MarkingGRPO, MinibatchTokens
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.distributed.root_params import unsharded_root
-from apo_lightning.losses.functional import log_mass
+from apo_lightning.errors import ConfigError
+from apo_lightning.losses.functional import Number, log_mass
+from apo_lightning.model.packing import Microbatch
 from apo_lightning.model.policy import Policy
 from apo_lightning.rollout.collector import sample_seed
 from apo_lightning.step.part import Part, Setup
 from apo_lightning.step.plan import StepPlan
 from apo_lightning.step.table import StepTable
-from apo_lightning.types import Advantages
+from apo_lightning.types import Advantages, LossOutput, Needs, Prompt, Rollouts, StepOutput
 
 ODD = 0x5851F42D4C957F2D
 """A 63-bit odd number: multiplied by a position it moves all bits of a key."""
@@ -95,6 +99,90 @@ def min_p_logprobs(
         if k == size or not kept[:, -1].any():
             return torch.where(top.logprobs >= lowest, top.logprobs - log_mass(top.anchor_logprobs, kept), -torch.inf)
         k *= 4
+
+
+class EntropyTarget(Part):
+    """An entropy bonus, −c·H on every token, whose coefficient c rises while the entropy is at most a target.
+
+        h = −mean log π_rollout over the step's tokens [nats]
+        c ← min(c + delta, highest), and the bonus acts,   where h ≤ target
+        c ← max(c − delta, 0), and it does not,            elsewhere
+
+    Source: TRL 1.16 (`use_adaptive_entropy`, pull request 6140), after He et al. 2025 (Skywork-OR1). `relative`: Zhang
+    et al. 2025 (arXiv 2510.10959), of which the abstract was read; a summary gives 0.4.
+
+    Departure: h is known once a step is sampled and acts in it; TRL's, of each optimizer step, acts in the next. Of
+    Zhang et al. the target alone: coefficients by the difficulty of a prompt are left out.
+
+    Args:
+        target: > 0 [nats], or a share of the first step's h.
+        relative: whether it is a share.
+        delta: ≥ 0, the change of c in a step.
+        highest: the largest c, ≥ 0.
+
+    Raises:
+        ConfigError: a value outside its range.
+    """
+
+    name = "entropy_target"
+
+    def __init__(self, *, target: Number, relative: bool = True, delta: Number = 0.005, highest: Number = 1.0) -> None:
+        if not 0 < target < math.inf:
+            raise ConfigError(
+                f"target is {target}: give a positive entropy [nats], or with relative a share such as 0.4"
+            )
+        if not min(delta, highest) >= 0:
+            raise ConfigError(f"delta is {delta} and highest {highest}: give numbers of at least 0")
+        self.target, self.relative, self.delta, self.highest = target, relative, delta, highest
+        self.state = {"coefficient": 0.0, "entropy": math.nan, "first_entropy": math.nan}
+
+    @property
+    def nats(self) -> float:
+        """The target [nats]; NaN before the first step is sampled."""
+        return self.target * (self.state["first_entropy"] if self.relative else 1.0)
+
+    @property
+    def bonus(self) -> float:
+        """The coefficient that acts in this step; 0: none does."""
+        return self.state["coefficient"] if self.state["entropy"] <= self.nats else 0.0
+
+    @property
+    def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Completions of A = 0 have a gradient while the bonus acts, which is not known before the first step."""
+        return Needs(gradient_on="all" if self.bonus or math.isnan(self.state["entropy"]) else None)
+
+    def sampled(self, setup: Setup, batch: Sequence[Prompt], rollouts: Rollouts) -> Rollouts:
+        """Measure the entropy and move the coefficient; collective."""
+        logprobs = [value for completion in rollouts.first_round.completions for value in completion.logprobs]
+        total, num_tokens = setup.ranks.sums([math.fsum(logprobs), len(logprobs)])
+        state, entropy = self.state, -total / num_tokens
+        first = entropy if math.isnan(state["first_entropy"]) else state["first_entropy"]
+        state |= {"entropy": entropy, "first_entropy": first}
+        change = self.delta if entropy <= self.nats else -self.delta
+        state["coefficient"] = min(max(state["coefficient"] + change, 0.0), self.highest)
+        return rollouts
+
+    def token_loss(
+        self, setup: Setup, plan: StepPlan, microbatch: Microbatch, hidden: Float[Tensor, "tokens hidden"]
+    ) -> LossOutput | None:
+        """−c·H of each token."""
+        if not self.bonus:
+            return None
+        statistics = setup.policy.read_head(hidden, microbatch.targets, temperature=setup.settings.temperature)
+        return LossOutput(per_token=-self.bonus * statistics.entropy)
+
+    def metrics(self, setup: Setup, step: StepOutput) -> Mapping[str, float]:
+        """The coefficient that acted, the measured entropy and its target [nats]."""
+        values = {"bonus": self.bonus, "entropy": self.state["entropy"], "target": self.nats}
+        return {f"entropy_target/{key}": value for key, value in values.items()}
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """The coefficient, and the entropies of this step and the first."""
+        return dict(self.state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with them."""
+        self.state = dict(state)
 
 
 def token_keys(table: StepTable, seed: int) -> Int[Tensor, "tokens"]:

@@ -1,21 +1,27 @@
-"""What a loss reads of whole completions and mini-batches, in real runs."""
+"""What a loss reads of whole completions and mini-batches, and a controller that survives a stop, in real runs."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from apo_lab.parts import MinPProxy, min_p_logprobs, token_keys
+from apo_lab.parts import EntropyTarget, MinPProxy, min_p_logprobs, token_keys
+from apo_lightning.errors import ConfigError, Preempted
+from apo_lightning.module import RLVRModule
+from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.step.table import StepTable
 from apo_lightning.types import Advantages
 from composing import tiny_policy
-from factories import make_rollouts
+from factories import make_rollouts, make_setup
 from running import (
     SIGNAL,
+    Stopper,
     on_one_and_two_ranks,
+    read_metrics,
     train_tiny,
     training_rows,
     weights,
+    without_clock,
 )
 
 # Two mini-batches, and a rate at which the policy moves between them; at this one no token's ratio is near the clip, so
@@ -116,13 +122,87 @@ def test_the_proxy_is_that_of_the_policy_that_sampled(tmp_path, monkeypatch):
         assert torch.equal(held[marked], above[marked])
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        # h = .25, .15, .15, .3 and a target of .2 nats: c = 0, .1, .2, .1, of which the last does not act.
+        ({"target": 0.2, "relative": False}, [0, 0.1, 0.2, 0]),
+        # The target is .8·.25 = .2 nats; c stays at .15.
+        ({"target": 0.8, "highest": 0.15}, [0, 0.1, 0.15, 0]),
+        # At the target itself the bonus acts.
+        ({"target": 1}, [0.1, 0.2, 0.3, 0]),
+    ],
+)
+def test_the_coefficient_follows_the_entropy(options, expected):
+    part = EntropyTarget(**options, delta=0.1)
+    assert part.needs.gradient_on == "all"
+    for entropy, bonus in zip((0.25, 0.15, 0.15, 0.3), expected, strict=True):
+        rollouts = make_rollouts(["correct", "incorrect"], 2, lengths=[1, 3])
+        completions = tuple(replace(c, logprobs=(-entropy,) * len(c.logprobs)) for c in rollouts.completions)
+        rollouts = replace(rollouts, completions=completions)
+        assert part.sampled(make_setup(), (), rollouts) is rollouts
+        assert part.bonus == pytest.approx(bonus)
+        assert part.needs.gradient_on == ("all" if bonus else None)
+    for wrong, match in (({"target": 0}, "target is 0"), ({"target": 1, "delta": -1}, "delta is -1")):
+        with pytest.raises(ConfigError, match=match):
+            EntropyTarget(**wrong)
+
+
+SHORT = (*SIZES, "checkpoint.save_every=1", "trainer.max_steps=4")
+PLAIN = (*SHORT, "algo=grpo")
+CONTROLLED = (
+    *SHORT,
+    "algo=entropy_target",
+    "algo.parts.entropy_target.delta=0.5",
+    "algo.parts.entropy_target.highest=5",
+)
+
+
+def test_the_bonus_is_the_one_of_the_loss(tmp_path):
+    """A coefficient that stays at .3: the term of the part is `entropy_coef=0.3`. One that never acts is GRPO."""
+    steady = ("algo.parts.entropy_target.target=99", "algo.parts.entropy_target.highest=0.3")
+    part = weights(train_tiny(tmp_path / "part", *CONTROLLED, *steady))
+    loss = weights(train_tiny(tmp_path / "loss", *PLAIN, "algo.loss.entropy_coef=0.3"))
+    never = weights(train_tiny(tmp_path / "never", *CONTROLLED, "algo.parts.entropy_target.target=1e-9"))
+    grpo = weights(train_tiny(tmp_path / "grpo", *PLAIN))
+    for name, values in loss.items():
+        torch.testing.assert_close(part[name], values, rtol=0, atol=2e-6)
+    assert all(torch.equal(never[name], grpo[name]) for name in grpo)
+    assert not all(torch.allclose(part[name], grpo[name], rtol=0, atol=1e-4) for name in grpo)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "call"), [(TransformersEngine, "generate", 4), (RLVRModule, "_optimizer_step", 5)]
+)
+def test_a_controller_that_was_stopped_goes_on_to_the_bit(tmp_path, monkeypatch, owner, name, call):
+    options = (*CONTROLLED, "algo.parts.entropy_target.target=0.999")
+    final = weights(train_tiny(tmp_path / "whole", *options))
+    with monkeypatch.context() as patch:
+        Stopper(patch, owner, name, call)
+        with pytest.raises(Preempted):
+            train_tiny(tmp_path / "stopped", *options, "checkpoint.save_every=null")
+    resumed = weights(train_tiny(tmp_path / "stopped", *options, "resume=auto"))
+    assert all(torch.equal(resumed[key], final[key]) for key in final)
+    rows = [[without_clock(row) for row in read_metrics(tmp_path / run)] for run in ("whole", "stopped")]
+    assert rows[0] == rows[1]
+    bonuses = [float(row["entropy_target/bonus"]) for row in training_rows(tmp_path / "whole")]
+    assert len(set(bonuses)) > 2
+
+
 @pytest.mark.slow(60)
-def test_two_ranks_do_what_one_process_does(tmp_path):
-    options = (*SIZES, *FILTERING, "algo.loss.fraction=0.3")
-    alone, *others = on_one_and_two_ranks(tmp_path, ("ddp_cpu2", "fsdp_cpu2"), *options)
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ((*FILTERING, "algo.loss.fraction=0.3"), "train/lp_reg_fraction"),
+        ((*CONTROLLED[len(SHORT) :], "algo.parts.entropy_target.target=1"), "entropy_target/bonus"),
+    ],
+    ids=["lp_reg", "entropy_target"],
+)
+def test_two_ranks_do_what_one_process_does(tmp_path, options, shown):
+    alone, *others = on_one_and_two_ranks(tmp_path, ("ddp_cpu2", "fsdp_cpu2"), *SIZES, *options)
     for rows in others:
         for one, two in zip(alone, rows, strict=True):
-            assert float(one["train/lp_reg_fraction"]) > 0
-            for name in (name for name in one if name.startswith("train/")):
+            assert float(one[shown]) > 0
+            for name in (name for name in one if name.startswith(("train/", "entropy_target/"))):
                 expected = pytest.approx(float(one[name] or "nan"), rel=1e-5, abs=1e-6, nan_ok=True)
                 assert float(two[name] or "nan") == expected, name

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from apo_lab.losses import CISPO, ClipCov, CorrectOnlyKL, DroppedErrors, GridLoss, KLCov, LpReg
+from apo_lab.losses import CISPO, SAGE, ClipCov, CorrectOnlyKL, DroppedErrors, GridLoss, KLCov, LpReg
 from apo_lightning.losses import APO, GRPO, GRPOKL
 from apo_lightning.step.plan import token_weights
 from apo_lightning.step.settings import AGGREGATIONS
@@ -50,6 +50,7 @@ VARIANTS = {
     "pull_only": GridLoss(force="pull_only", trigger="always"),
     "likeliest_anchors": GridLoss(anchor_source="reference_top_p", top_p=0.7),
     "few_of_a_small_pool": GridLoss(anchor_source="random", anchor_size=2, pool_size=7),
+    "sage_far_guide": SAGE(guide_ratio=2.0, guide_threshold=0.5, highest_guide=3.0, kl_coef=0.5, error_only=True),
     "correct_only_full": CorrectOnlyKL(kl_estimator="full", kl_coef=0.5),
     "half_of_the_errors_dropped": DroppedErrors(drop_fraction=0.5, dual_clip=3.0, entropy_coef=0.01),
     "lp_reg_of_all_errors": LpReg(fraction=1, kl_coef=0.5, clip_eps=0.2, clip_eps_high=0.3, dual_clip=3.0),
@@ -89,6 +90,7 @@ def test_value_and_gradient_follow_the_equations(name):
 
 STRAIGHT_THROUGH = (
     *("k3_plus", "apo_cross_entropy", "apo_gate_only", "apo_log_mass", "pull_only", "cispo", "gspo", "gmpo"),
+    *("entropy_advantage", "sage", "sage_far_guide"),
 )
 
 

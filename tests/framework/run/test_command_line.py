@@ -81,8 +81,8 @@ REFUSED = (
         ("optimiser.lr: no setting has this name; the nearest is opti",),
     ),
     (
-        ["train", "algo=lp_reg", "algo.loss.fractio=1"],
-        ("algo.loss.fractio: no setting has this name; the nearest",),
+        ["train", "algo=sage", "algo.loss.guide_rati=1"],
+        ("algo.loss.guide_rati: no setting has this name; the nearest",),
     ),
     (["train", "expermient=mine"], ("expermient: no setting has this name; the nearest is experiment",)),
     (["train", "lr=1e-3"], ("lr: no setting has this name; the nearest is optimizer.lr",)),

@@ -51,6 +51,8 @@ def loss_and_gradient(settings: Mapping[str, Any], token: Token) -> tuple[float,
         a = 0.0
     if kind == "DroppedErrors" and a < 0 and draw_of(token) < settings["drop_fraction"]:
         a = 0.0
+    if kind == "EntropyAdvantage":
+        a += min(settings["alpha"] * entropy_of(p, logp), abs(a) / settings["kappa"])
 
     # r and dr/dz
     raw = logp[token.y] - token.old_logprob
@@ -244,6 +246,9 @@ def divergence(settings, token, logp, p, dlogp_y):
         kl = math.fsum(p[v] * (logp[v] - ref[v]) for v in live)
         return kl, [p[v] * (logp[v] - ref[v] - kl) if v in live else 0.0 for v in range(len(p))]
     raw = ref[token.y] - logp[token.y]
+    if "guide_ratio" in settings:
+        q = 1 + settings["guide_ratio"] * max(0.0, entropy_of(p, logp) - settings["guide_threshold"])
+        raw += math.log(min(q, settings["highest_guide"]))
     return sampled_kl(estimator, raw, INF if settings["kl_clamp"] is None else settings["kl_clamp"], dlogp_y)
 
 

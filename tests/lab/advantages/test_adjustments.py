@@ -1,7 +1,7 @@
 """Adjusted and shaped advantages: by hand, by brute force, and where they are the estimator's own."""
 
 from dataclasses import replace
-from math import comb
+from math import comb, exp, sqrt
 
 import hypothesis.strategies as st
 import pytest
@@ -9,11 +9,72 @@ import torch
 from hypothesis import given
 
 from advantage_cases import check_apo, inputs
-from apo_lab.advantages import InverseFrequency, MaxRL, Unlikeliness
+from apo_lab.advantages import (
+    DifferentialSmoothing,
+    InverseFrequency,
+    MaxRL,
+    PassAtKWeight,
+    RepeatedAnswers,
+    UniformCorrect,
+    Unlikeliness,
+)
 from apo_lightning.advantages import Adjusted, GroupNormalized, LeaveOneOut, Shaped, SignedReward, Truncated
 from apo_lightning.advantages.estimator import keep_all
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import Needs
+
+GROUP = st.lists(st.tuples(st.booleans(), st.floats(-5, 0)), min_size=2, max_size=8)
+
+
+@given(GROUP, st.floats(0, 1))
+def test_ucpo_is_the_inverse_probability_of_its_code(group, tau):
+    """q = softmax(ℓ) over the correct, weights (1 − τ)/n + τ·q⁻¹/Σ q⁻¹, times n."""
+    correct, logprobs = zip(*group, strict=True)
+    step = inputs([[float(c) for c in correct]], mean_logprobs=torch.tensor([logprobs], dtype=torch.float64))
+    values = torch.randn(1, len(group), dtype=torch.float64)
+    adjusted = UniformCorrect(tau=tau)(step, values)[0].tolist()
+    total = sum(exp(x) for c, x in group if c)
+    inverse = [total / exp(x) if c else 0.0 for c, x in group]
+    n = sum(correct)
+    for i, (is_correct, _) in enumerate(group):
+        factor = n * ((1 - tau) / n + tau * inverse[i] / sum(inverse)) if is_correct else 1.0
+        assert adjusted[i] == pytest.approx(values[0, i].item() * factor, rel=1e-9)
+
+
+def test_ucpo_keeps_the_total_and_without_tau_it_is_its_estimator():
+    step = inputs(
+        [[1.0, 1.0, 1.0, 0.0], [0.0] * 4], mean_logprobs=torch.tensor([[-3.0, -0.1, -1.0, -2.0]] * 2).double()
+    )
+    plain = GroupNormalized()(step).values
+    shared = Adjusted(GroupNormalized(), UniformCorrect())(step).values
+    torch.testing.assert_close(shared.sum(1), plain.sum(1))
+    assert shared[0, 0] > shared[0, 2] > shared[0, 1] > 0
+    assert torch.equal(Adjusted(GroupNormalized(), UniformCorrect(tau=0))(step).values, plain)
+
+
+@pytest.mark.parametrize(("n", "c", "k", "weight"), [(8, 3, 4, 0.714286), (8, 5, 5, 0.0), (8, 8, 1, 1.0), (4, 0, 4, 4)])
+def test_pass_at_k_weight(n, c, k, weight):
+    # k·C(n − c, k − 1)/C(n, k − 1): 4·10/56; C(3, 4) = 0; k = 1 changes nothing; without a success 4·4/4.
+    step = inputs([[1.0] * c + [0.0] * (n - c)])
+    assert PassAtKWeight(k=k)(step, torch.ones(1, n))[0].tolist() == pytest.approx([weight] * n, abs=1e-6)
+
+
+@given(st.integers(1, 8), st.floats(0.05, 0.95))
+def test_the_pass_at_k_weight_is_unbiased(k, p):
+    n = 8
+    mean = 0.0
+    for c in range(n + 1):
+        step = inputs([[1.0] * c + [0.0] * (n - c)])
+        weight = PassAtKWeight(k=k)(step, torch.ones(1, n, dtype=torch.float64))[0, 0].item()
+        mean += comb(n, c) * p**c * (1 - p) ** (n - c) * weight
+    assert mean == pytest.approx(k * (1 - p) ** (k - 1), rel=1e-9)
+
+
+def test_repeated_answers():
+    step = inputs([[1.0, 1.0, 1.0, 0.0, 0.0, 0.0]], answers=(("7", "7", "7", "2", None, None),))
+    penalised = RepeatedAnswers(coef=0.6)(step, torch.ones(1, 6, dtype=torch.float64))[0].tolist()
+    assert penalised == pytest.approx([0.8, 0.8, 0.8, 1, 1, 1])
+
 
 MAX_RL = Adjusted(GroupNormalized(normalize_std=False), MaxRL())
 
@@ -83,25 +144,37 @@ def test_at_exponent_1_all_right_answers_weigh_alike_and_at_0_nothing_changes(an
 
 
 def test_apo_triggers_on_wrong_answers_alone_where_right_ones_are_punished():
-    check_apo(InverseFrequency(GroupNormalized()), "incorrect")
+    def check(trigger, adjustment):
+        check_apo(Adjusted(GroupNormalized(), adjustment), trigger)
+
+    check("incorrect", RepeatedAnswers(coef=0.1))
+    with pytest.raises(ConfigError, match="trigger=incorrect"):
+        check("negative_advantage", RepeatedAnswers(coef=0.1))
     with pytest.raises(ConfigError, match="trigger=incorrect"):
         check_apo(InverseFrequency(GroupNormalized()))
     for estimator in (InverseFrequency(GroupNormalized(), scaled="advantage"), MAX_RL):
         check_apo(estimator)
+    for sparing in (UniformCorrect(), PassAtKWeight(k=4)):
+        check("negative_advantage", sparing)
 
 
 def test_an_adjusted_estimator_reads_what_its_parts_read():
-    for adjusted in (MAX_RL, Adjusted(SignedReward(), MaxRL())):
+    for adjusted in (MAX_RL, Adjusted(SignedReward(), PassAtKWeight(k=2))):
         assert adjusted.needs == Needs(binary_rewards=True)
-    assert InverseFrequency(GroupNormalized()).needs == Needs()
+    assert Adjusted(GroupNormalized(), PassAtKWeight(k=2)).needs == Needs()
 
 
 def test_values_out_of_range():
     for make, match in (
-        (lambda: Adjusted(GroupNormalized(), MaxRL()).check(1), "group_size is 1"),
+        (lambda: UniformCorrect(tau=1.5), "tau is 1.5"),
+        (lambda: PassAtKWeight(k=0), "k is 0"),
+        (lambda: Adjusted(GroupNormalized(), PassAtKWeight(k=10)).check(8), "at most 9"),
+        (lambda: Adjusted(GroupNormalized(), PassAtKWeight(k=1)).check(1), "group_size is 1"),
+        (lambda: RepeatedAnswers(coef=float("nan")), "coef is nan"),
         (lambda: Unlikeliness(coef=2), "coef is 2"),
         (lambda: InverseFrequency(GroupNormalized(), -1), "alpha is -1"),
         (lambda: InverseFrequency(GroupNormalized(), 1, "both"), "scaled is 'both'"),
+        (lambda: DifferentialSmoothing(correct_coef=0, incorrect_coef=-1), "incorrect_coef is -1"),
     ):
         with pytest.raises(ConfigError, match=match):
             make()
@@ -130,6 +203,25 @@ def test_a_likely_right_answer_may_be_punished(size, first):
         return Shaped(GroupNormalized(), Unlikeliness())(step).values[0, :c].min()
 
     assert lowest_of_correct(first - 1) >= 0 > lowest_of_correct(first)
+
+
+def test_differential_smoothing():
+    # log π = length·mean: −2, −6, −1, −4 nats; A = ±√3/2 but for the estimator's ε.
+    step = inputs(
+        [[1.0, 1.0, 0.0, 0.0]],
+        mean_logprobs=torch.tensor([[-2.0, -3.0, -0.5, -2.0]]),
+        lengths=torch.tensor([[1, 2, 2, 2]]),
+    )
+    smoothed = Adjusted(GroupNormalized(), DifferentialSmoothing(correct_coef=0.1, incorrect_coef=0.05))
+    a = sqrt(3) / 2
+    expected = [a + 0.2, a + 0.6, -a - 0.05, -a - 0.2]
+    assert smoothed(step).values[0].tolist() == pytest.approx(expected, abs=1e-5)
+    plain = Adjusted(GroupNormalized(), DifferentialSmoothing(correct_coef=0, incorrect_coef=0))
+    assert torch.equal(plain(step).values, GroupNormalized()(step).values)
+    check_apo(smoothed)
+    assert (smoothed.spares_errors, smoothed.punishes_correct) == (False, False)
+    equal = smoothed(replace(step, rewards=torch.zeros_like(step.rewards), is_correct=step.rewards < 0)).values[0]
+    assert equal.tolist() == pytest.approx([-0.1, -0.3, -0.05, -0.2], abs=1e-6)
 
 
 def test_apo_refuses_unlikeliness():
