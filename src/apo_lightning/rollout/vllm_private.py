@@ -59,7 +59,7 @@ def held_columns(worker: Any, name: str, shape: torch.Size, columns: slice) -> T
     layers = dict(worker.get_model().named_modules())
     fused = getattr(layers[""], "packed_modules_mapping", {}) | {own: [own]}
     for whole, parts in fused.items():
-        layer = layers.get(f"{parent}{dot}{whole}") if own in parts else None
+        layer: Any = layers.get(f"{parent}{dot}{whole}") if own in parts else None
         values, sizes = getattr(layer, kind, None), getattr(layer, "output_partition_sizes", ())
         if values is None or len(parts) not in (1, len(sizes)):
             continue
