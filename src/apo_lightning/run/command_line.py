@@ -21,6 +21,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from apo_lightning.common.checks import printable
 from apo_lightning.common.console import say
 from apo_lightning.common.launch import is_first_process, launch
 from apo_lightning.errors import ConfigError, NonfiniteError, Preempted, VerifierError
@@ -77,7 +78,7 @@ def _errors_in_one_line() -> Iterator[None]:
             raise
         # Of what all ranks raise alike, one line is enough.
         is_said = isinstance(error, NonfiniteError | VerifierError) and not is_first_process()
-        sys.exit(1 if is_said else f"error: {line}")
+        sys.exit(1 if is_said else f"error: {printable(line)}")
 
 
 def _print_page(page: str) -> None:
