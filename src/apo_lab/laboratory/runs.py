@@ -158,11 +158,12 @@ def _run(job: Job, identity: Mapping[str, str]) -> Ended:
     """Make a run in a worker."""
     started, rows = time.monotonic(), None
     with _reported(job.title, job.folder):
-        rows = _train(job, identity)
+        rows = train_job(job, identity)
     return Ended(rows, time.monotonic() - started)
 
 
-def _train(job: Job, identity: Mapping[str, str]) -> Rows:
+def train_job(job: Job, identity: Mapping[str, str]) -> Rows:
+    """Make a run in this process."""
     from apo_lab.laboratory.decoding import measure_decodings
     from apo_lab.laboratory.harvest import harvest
     from apo_lightning.run import train
