@@ -12,7 +12,7 @@ from benchmarks.laboratory.figure import figure
 from benchmarks.laboratory.rows import LAB, STAGE, edition
 from benchmarks.laboratory.tables import tables
 
-DATE = "2026-11-28"
+DATE = "2026-11-29"
 """The page never reads a clock."""
 
 

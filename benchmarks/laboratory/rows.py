@@ -19,7 +19,7 @@ from apo_lightning.evaluation.records import Estimate
 from benchmarks import ROOT
 
 LAB = ROOT / "docs" / "lab"
-STAGE = {"full": "main", "longer": "main", "cliff": "main", "branches": "locks", "recipe": "locks"}
+STAGE = {"full": "main", "longer": "main", "cliff": "main", "branches": "locks", "recipe": "locks", "decoding": "main"}
 """Edition → its stage of methods with fresh seeds on locks."""
 LEVEL = 0.345
 """The pass@1 that `branches` registered for locks."""

@@ -84,10 +84,9 @@ class ReplayEngine(RolloutEngine):
 
     def _start(self, context: EngineContext) -> None: ...
 
-    def _load(self, named_weights: Iterator[tuple[str, Tensor]]) -> Sequence[str]:
+    def _load(self, named_weights: Iterator[tuple[str, Tensor]]) -> None:
         for _ in named_weights:
             pass
-        return []
 
     def _sample(self, requests: Sequence[GenerationRequest], finished: FinishedListener) -> None:
         for index, request in enumerate(requests):

@@ -1,6 +1,7 @@
 """The project's exceptions: what each says went wrong, and `ConfigError` for what the user can mend."""
 
 import inspect
+import re
 import textwrap
 import traceback
 from typing import Any
@@ -14,6 +15,14 @@ def in_brief(error: BaseException) -> str:
         'no such file'
     """
     return textwrap.shorten(str(error), 200, placeholder=" …")
+
+
+def system_error(error: BaseException) -> int:
+    """The system's number of an error, also of one from Rust (safetensors, tokenizers), which has it in its text; 0."""
+    if isinstance(error, OSError):
+        return error.errno or 0
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return int(found[1]) if found else 0
 
 
 def failure(error: BaseException, code: Any) -> str:

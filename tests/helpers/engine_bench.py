@@ -74,7 +74,7 @@ def reference_logprobs(model, request, token_ids):
 
 
 class Bench:
-    def __init__(self, engine_name, tied, folder):
+    def __init__(self, engine_name, tied, folder, dtype=torch.float32):
         from engine_contract import recording_changes
 
         self.tied = tied
@@ -84,7 +84,7 @@ class Bench:
         self.changed_by_setup = []
         with recording_changes(self.changed_by_setup):
             self.engine.check(torch.device("cpu"))
-            self.engine.setup(context(folder))
+            self.engine.setup(context(folder, dtype))
 
     def fresh(self):
         """The policy's weights, at version 1."""
@@ -115,9 +115,11 @@ def context(folder, dtype=torch.float32, **ranks):
 class RemoteBench:
     """The same, in a process of its own: vLLM replaces parts of torch for as long as a process lives."""
 
-    def __init__(self, engine_name, tied, folder):
+    def __init__(self, engine_name, tied, folder, dtype=torch.float32):
         self._pipe, theirs = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(target=_serve, args=(theirs, engine_name, tied, str(folder)), daemon=True)
+        self._process = CONTEXT.Process(
+            target=_serve, args=(theirs, engine_name, tied, str(folder), dtype), daemon=True
+        )
         self._process.start()
         theirs.close()
         self._receive()
@@ -137,10 +139,10 @@ class RemoteBench:
             raise AssertionError(f"in the engine's process:\n{failure}")
 
 
-def _serve(pipe, engine_name, tied, folder):
+def _serve(pipe, engine_name, tied, folder, dtype):
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    bench = _answer(pipe, lambda: Bench(engine_name, tied, folder))
+    bench = _answer(pipe, lambda: Bench(engine_name, tied, folder, dtype))
     while bench is not None:
         contract_name = pipe.recv()
         if contract_name is None:

@@ -1,9 +1,11 @@
 """What every engine must do, as functions of a `Bench`; `test_engine_contract.py` runs them on each engine."""
 
 import contextlib
+import copy
 import logging
 import os
 import random
+import re
 import sys
 from dataclasses import replace
 
@@ -294,6 +296,65 @@ def old_and_exchanged_weights_are_caught_by_the_gap(bench: Bench):
         found = gap(bench, requests, bench.engine.generate(requests), other)
         with pytest.raises(StaleWeightsError, match=f"policy version {version}"):
             check_logprob_gap(found, gap_tolerance(0.0, 24), version)
+
+
+@contextlib.contextmanager
+def every_sync_through(engine, faulty):
+    """Syncs load what `faulty` makes of the stream."""
+    load = engine._load
+    engine._load = lambda stream: load(faulty(stream))
+    yield
+    engine._load = load
+
+
+def an_engine_that_keeps_its_first_weights_is_found_by_version_three(bench: Bench):
+    first = [(name, weight.clone()) for name, weight in named_weights(bench.model, bench.engine.dtype)]
+
+    def two_steps(rate):
+        policy = copy.deepcopy(bench.model)
+        optimizer = torch.optim.AdamW(policy.parameters(), lr=rate)
+        for version in (2, 3):
+            ids = torch.randint(3, VOCAB, (4, 16), generator=torch.Generator().manual_seed(version))
+            policy(ids, labels=ids).loss.backward()
+            optimizer.step()
+            publish(policy, bench.engine, version)
+
+    for rate in (1e-6, 1e-5):
+        bench.fresh()
+        two_steps(rate)
+        bench.fresh()
+        with (
+            every_sync_through(bench.engine, lambda stream: [*stream] and iter(first)),
+            pytest.raises(StaleWeightsError, match=r"policy version [23], .* not as they were sent"),
+        ):
+            two_steps(rate)
+
+
+def one_changed_weight_is_found_in_every_tensor(bench: Bench):
+    assert bench.engine.unread == set()
+    # A tied embedding is overwritten by the head, which comes last.
+    for changed in (name for name in bench.engine.shapes if "embed" not in name):
+
+        def faulty(stream, changed=changed):
+            for name, weight in stream:
+                if name == changed:
+                    weight = weight.clone()
+                    weight.view(-1)[-7] *= 1.0079  # the smallest step of bfloat16, or two
+                yield name, weight
+
+        bench.engine.unread = None  # as at the first sync, which compares all tensors
+        with every_sync_through(bench.engine, faulty), pytest.raises(StaleWeightsError, match=re.escape(changed)):
+            publish(bench.model, bench.engine, version=2)
+
+
+def a_nan_of_the_policy_is_no_stale_weight(bench: Bench):
+    broken = copy.deepcopy(bench.model)
+    with torch.no_grad():
+        for parameter in broken.parameters():
+            parameter.view(-1)[5] = float("nan")
+    bench.engine.unread = None
+    publish(broken, bench.engine, version=2)
+    assert bench.engine.unread == set()
 
 
 def a_sleeping_engine_refuses_and_wakes_without_weights(bench: Bench):

@@ -66,7 +66,6 @@ def result(name: str = "tiny", benchmark: str = "math500", **model: object) -> E
 
 def write_run(
     folder: Path,
-    overrides: Sequence[str] = (),
     *,
     algo: str = "apo",
     seed: int = 1,
@@ -81,7 +80,7 @@ def write_run(
     """A training run's folder as Hydra and the callbacks leave it.
 
     `solved`: correct samples of each held-out problem, before and after; without it a share `before` and `after` of
-    twenty. `config` is laid over the composed one, and shows in nobody's overrides.
+    twenty. `config` is laid over the composed one.
     """
     solved = solved or [tuple(num_samples * (i < 20 * share) for share in (before, after)) for i in range(20)]
     hydra = folder / ".hydra"
@@ -89,7 +88,6 @@ def write_run(
     composed = {"seed": seed, "model": {"name": "tiny"}, "algo": {"loss": {"pull_coef": 0.1} | dict(loss or {})}}
     # JSON is YAML.
     (hydra / "config.yaml").write_text(json.dumps(composed | dict(config or {})))
-    (hydra / "overrides.yaml").write_text(json.dumps(list(overrides)))
     (hydra / "hydra.yaml").write_text(json.dumps({"hydra": {"runtime": {"choices": {"algo": algo}}}}))
     (folder / "metrics.csv").write_text("step,train/entropy,val/arithmetic/pass@1\n0,,0.25\n1,2.5,\n2,nan,\n1,2.0,\n")
     before, after = (sum(counts) / (len(solved) * num_samples) for counts in zip(*solved, strict=True))

@@ -45,7 +45,6 @@ def make_run(algo="apo", *, seed=1, num_steps=200, keys=None, folder=None):
         folder=Path(folder or f"outputs/{algo}_{seed}"),
         algo=algo,
         model="qwen_math7b",
-        overrides={"algo": algo, "seed": str(seed)},
         config={"seed": str(seed)},
         metrics=pd.DataFrame({key: every[key] for key in (every if keys is None else keys)}, index=steps),
     )

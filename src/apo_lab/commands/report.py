@@ -9,11 +9,10 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from apo_lab.reporting.evaluations import measurements, read_evaluations, with_snapshots
 from apo_lab.reporting.figures.report import report_figures
 from apo_lab.reporting.page import Report, write_report
-from apo_lab.reporting.runs import interpolated, read_runs
+from apo_lab.reporting.runs import flat_settings, read_runs
 from apo_lab.reporting.tables import report_tables
 from apo_lab.reporting.tables.series import evaluated
 from apo_lightning.common.console import say
-from apo_lightning.common.formatting import flatten
 from apo_lightning.errors import ConfigError
 from apo_lightning.run.choices import composed, options_of
 
@@ -42,8 +41,8 @@ def read_report(folders: Sequence[Path], *, title: str, today: str) -> Report:
     """The content of the page about the runs and evaluations below the folders; raises `ConfigError`."""
     runs = read_runs(folders)
     evaluations = read_evaluations(folders, runs)
-    trained = (*runs, *(item.run for item in evaluations.results if item.run))
-    defaults = training_defaults({run.algo for run in trained})
+    trained = {item.result.model.algo for item in evaluations.results}
+    defaults = training_defaults({run.algo for run in runs} | {algo for algo in trained if algo})
     measured = measurements(runs, evaluations, defaults)
     runs_with_snapshots = with_snapshots(runs, evaluations)
     return Report(
@@ -61,8 +60,10 @@ def training_defaults(algos: set[str]) -> dict[str, dict[str, str]]:
     """The default settings of runs: stem of `algo=` → flat config, without the model's part; of those that exist."""
     found = {}
     for algo in algos.intersection(options_of("algo")):
-        cfg: Any = OmegaConf.to_container(composed("train", [f"algo={algo}"]))
-        found[algo] = interpolated(flatten({key: value for key, value in cfg.items() if key != "model"}))
+        cfg = composed("train", [f"algo={algo}"], with_hydra=True)
+        plain: Any = OmegaConf.to_container(cfg)
+        own = {key: value for key, value in plain.items() if key not in ("model", "hydra")}
+        found[algo] = flat_settings(own, cfg.hydra.runtime.choices)
     return found
 
 

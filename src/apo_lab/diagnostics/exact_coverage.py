@@ -19,6 +19,7 @@ from apo_lab.statistics.cover import cover_curve
 from apo_lab.statistics.exact import exact_metrics, means_by_kind
 from apo_lightning.callbacks import StepCallback
 from apo_lightning.common.console import say
+from apo_lightning.common.files import write_atomically
 from apo_lightning.common.process_group import process_rank
 from apo_lightning.distributed.root_params import unsharded_root
 from apo_lightning.model.policy import Policy
@@ -139,7 +140,7 @@ class ExactCoverage(StepCallback):
             ]
             content = {"puzzle": self.puzzle.name, "strategies": list(self.puzzle.strategies), "problems": rows}
             content["entrances"] = [*zip(tree.problem.tolist(), tree.entrances, strict=True)]
-            listing.write_text(json.dumps(content))
+            write_atomically(listing, json.dumps(content).encode())
         in_float32 = {name: values.float().numpy() for name, values in arrays.items()}
         np.savez_compressed(folder / f"step_{step:06d}.npz", allow_pickle=False, **in_float32)
         _record(folder / METRICS, step, metrics)
@@ -157,4 +158,4 @@ def _record(path: Path, step: int, metrics: Mapping[str, float]) -> None:
     """Add the line of a step; lines from this step on, which a resumed run repeats, are replaced."""
     earlier = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
     lines = [row for row in earlier if row["step"] < step] + [{"step": step, **metrics}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    write_atomically(path, "".join(json.dumps(row) + "\n" for row in lines).encode(), flushes=False)

@@ -8,8 +8,9 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from apo_lab.laboratory.jobs import Job, missing_jobs, progress
 from apo_lab.laboratory.published import Rows, append, read_runs
 from apo_lab.laboratory.registration import commit, registration
 from apo_lightning.common.console import say
+from apo_lightning.common.files import write_atomically
 from apo_lightning.common.formatting import duration
 from apo_lightning.errors import ConfigError
 from apo_lightning.run.choices import composed
@@ -67,7 +69,9 @@ def work_off(cfg: DictConfig) -> None:
         _make_bases(cfg, protocol, {job.world.name for job in missing}, pool)
         # Arms of tuned methods are missing jobs only after their tuning.
         while jobs := [job for job in missing_jobs(cfg, protocol, _rows(cfg, identity)) if job not in failed]:
-            futures = {pool.submit(_run, job, identity): job for job in jobs}
+            futures = {
+                pool.submit(_attempt, job.title, job.folder, partial(train_job, job, identity)): job for job in jobs
+            }
             for future in as_completed(futures):
                 job, ended = futures[future], future.result()
                 if ended.rows is None:
@@ -93,13 +97,15 @@ def _rows(cfg: DictConfig, identity: Mapping[str, str]) -> pd.DataFrame:
 
 def _make_bases(cfg: DictConfig, protocol: Protocol, worlds: Collection[str], pool: ProcessPoolExecutor) -> None:
     """Make the base models that are missing; `pretrain` knows whether a model is that of its configuration."""
-    bases = {name: world.base for name, world in protocol.worlds.items() if name in worlds and world.base}
-    folders = {name: Path(cfg.bases) / name for name in bases}
-    futures = {pool.submit(_base, name, bases[name], folders[name]): name for name in bases}
+    futures: dict[Future[Ended], str] = {}
+    for name, world in protocol.worlds.items():
+        if name in worlds and world.base:
+            folder = Path(cfg.bases) / name
+            futures[pool.submit(_attempt, f"{name:<12} base", folder, partial(_base, world.base, folder))] = name
     for future in as_completed(futures):
         name, ended = futures[future], future.result()
         if ended.rows is None:
-            raise ConfigError(f"the base model of {name} failed: {folders[name] / 'error.txt'} says why")
+            raise ConfigError(f"the base model of {name} failed: {Path(cfg.bases) / name / 'error.txt'} says why")
         say(f"{name:<12} base done in {duration(ended.seconds)}")
 
 
@@ -130,36 +136,25 @@ def _end_with_parent(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-@contextlib.contextmanager
-def _reported(title: str, folder: Path) -> Iterator[None]:
-    """Print that a job begins; its output goes to `output.txt`, the traceback of an error to `error.txt`."""
+def _attempt(title: str, folder: Path, work: Callable[[], Rows]) -> Ended:
+    """Do a job in a worker; its output goes to `output.txt` of its folder, the traceback of an error to `error.txt`."""
     say(f"{title} begins")
+    started, rows = time.monotonic(), None
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "error.txt").unlink(missing_ok=True)
     try:
         with (folder / "output.txt").open("a") as output, contextlib.redirect_stdout(output):
-            yield
+            rows = work()
     except Exception:
         (folder / "error.txt").write_text(traceback.format_exc())
+    return Ended(rows, time.monotonic() - started)
 
 
-def _base(world: str, overrides: tuple[str, ...], folder: Path) -> Ended:
-    """Make a base model in a worker."""
+def _base(overrides: tuple[str, ...], folder: Path) -> Rows:
     from apo_lab.pretraining.base_models import pretrain
 
-    started, rows = time.monotonic(), None
-    with _reported(f"{world:<12} base", folder):
-        pretrain(composed("pretrain", [*overrides, f"output_dir={folder}"]))
-        rows = Rows(runs=[], curves=[])
-    return Ended(rows, time.monotonic() - started)
-
-
-def _run(job: Job, identity: Mapping[str, str]) -> Ended:
-    """Make a run in a worker."""
-    started, rows = time.monotonic(), None
-    with _reported(job.title, job.folder):
-        rows = train_job(job, identity)
-    return Ended(rows, time.monotonic() - started)
+    pretrain(composed("pretrain", [*overrides, f"output_dir={folder}"]))
+    return Rows(runs=[], curves=[])
 
 
 def train_job(job: Job, identity: Mapping[str, str]) -> Rows:
@@ -174,11 +169,10 @@ def train_job(job: Job, identity: Mapping[str, str]) -> Rows:
     with open_dict(cfg):
         del cfg.hydra
     # Where Hydra would write them, for `apo evaluate run=` and `apo report`.
-    folder = job.folder / ".hydra"
-    folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(cfg, folder / "config.yaml")
-    OmegaConf.save(OmegaConf.create({"hydra": {"runtime": {"choices": choices}}}), folder / "hydra.yaml")
-    OmegaConf.save(OmegaConf.create(list(job.overrides)), folder / "overrides.yaml")
+    nodes = {"config": cfg, "hydra": {"hydra": {"runtime": {"choices": choices}}}, "overrides": list(job.overrides)}
+    for name, node in nodes.items():
+        text = OmegaConf.to_yaml(OmegaConf.create(node))
+        write_atomically(job.folder / ".hydra" / f"{name}.yaml", text.encode())
     train(cfg, job.folder)
     if job.decodings:
         measure_decodings(cfg, job.folder / "checkpoints" / "final", job.decodings, job.folder / "decodings")

@@ -13,7 +13,7 @@ from apo_lab.coverage.records import CoverageResult
 from apo_lab.reporting.identity import HASH_LETTERS, counted, resolved, short_hash
 from apo_lab.reporting.names import BASE, MODELS
 from apo_lab.reporting.records import Evaluated, Evaluations, Measurement, ResultFile, RunCard, bare
-from apo_lab.reporting.runs import Defaults, axes, find_files, parse_overrides, plain, policy_of, settings
+from apo_lab.reporting.runs import Defaults, axes, departures, find_files, may_matter, plain, policy_of, settings
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.loading import read_record, read_result
 from apo_lightning.evaluation.records import Estimate, EvaluationResult, ModelCard, ProblemCount
@@ -29,16 +29,20 @@ STEPS = "steps"
 def read_evaluations(folders: Sequence[Path], runs: Iterable[RunCard] = ()) -> Evaluations:
     """Every `results.json` and `coverage.json` under the folders, each with the run it belongs to.
 
-    That is the run in whose folder it lies, else the one that its model card names, or describes if nobody read it.
+    That is the run in whose folder it lies, else the one that its model card names; None where it was not read.
 
     Raises:
         ConfigError: a folder does not exist, or a file is malformed or of a newer schema.
     """
     by_folder = {run.folder: run for run in runs}
 
+    def run_of(path: Path, model: ModelCard) -> RunCard | None:
+        named = [Path(model.run).resolve()] if model.run else []
+        return next((by_folder[folder] for folder in (*path.parents, *named) if folder in by_folder), None)
+
     def found(name: str, read: Callable[[Path], Any]) -> tuple[Any, ...]:
         read_all = ((path, read(path)) for path in sorted({path.resolve() for path in find_files(folders, name)}))
-        return tuple(ResultFile(path=p, result=each, run=_run_of(p, each.model, by_folder)) for p, each in read_all)
+        return tuple(ResultFile(path=path, result=each, run=run_of(path, each.model)) for path, each in read_all)
 
     coverage = found("coverage.json", lambda path: read_record(path, CoverageResult))
     return Evaluations(results=found("results.json", read_result), coverage=coverage)
@@ -55,9 +59,7 @@ def measurements(
     Raises:
         ConfigError: a summary lacks what every summary has.
     """
-    read = {run.folder for run in runs}
-    trained = [item.run for item in evaluations.results if item.run and item.result.model.algo]
-    keys = axes([*runs, *(run for run in trained if run.folder not in read)], defaults)
+    keys = axes(runs)
     evaluated = [_evaluated(item, keys, defaults) for item in evaluations.results if item.result.model.step is None]
     before = [_evaluated(item, keys, defaults) for item in evaluations.results if item.result.model.step == 0]
     ways = [(item.model, item.benchmark, item.sampling) for item in evaluated]
@@ -102,13 +104,13 @@ def held_out_measurements(run: RunCard, departures: Mapping[str, str]) -> Iterat
 
 def _evaluated(item: Evaluated, keys: Sequence[str], defaults: Defaults | None) -> Measurement:
     # Without `algo` no run trained this policy, though one may have begun as it.
-    result, run = item.result, item.run if item.result.model.algo else None
-    # Random weights are those of a seed.
-    seed = result.model.seed if result.model.path is None else None
+    result, card, run = item.result, item.result.model, item.run if item.result.model.algo else None
+    # Of a policy as it was downloaded no seed is known; random weights are those of a seed.
+    seed = card.seed if card.algo or card.path is None else None
     return Measurement(
         model=item.model,
         method=item.method,
-        settings=settings(run, keys, defaults) if run else {},
+        settings=settings(run, keys, defaults) if run else _typed(card, defaults or {}),
         seed=run.seed if run else "" if seed is None else str(seed),
         weights=result.model.weights_sha256,
         sampling=_sampling(result),
@@ -119,6 +121,12 @@ def _evaluated(item: Evaluated, keys: Sequence[str], defaults: Defaults | None) 
         problems=result.problems,
         by_problem=result.by_problem,
     )
+
+
+def _typed(model: ModelCard, defaults: Defaults) -> dict[str, str]:
+    """Where a run that was not read departs from its method's defaults, by what was typed."""
+    pairs = (override.lstrip("+~").partition("=") for override in model.overrides)
+    return departures({key: value for key, _, value in pairs if may_matter(key)}, defaults.get(model.algo or "", {}))
 
 
 def _sampling(result: EvaluationResult) -> dict[str, str]:
@@ -138,16 +146,6 @@ def _sampling(result: EvaluationResult) -> dict[str, str]:
         "encoder": how.encoder,
     }
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _run_of(path: Path, model: ModelCard, runs: Mapping[Path, RunCard]) -> RunCard | None:
-    named = [Path(model.run).resolve()] if model.run else []
-    known = next((runs[folder] for folder in (*path.parents, *named) if folder in runs), None)
-    if known is not None or model.algo is None:
-        return known
-    # The seed may be the config's default, which nobody typed.
-    overrides = parse_overrides(model.overrides) | ({} if model.seed is None else {"seed": str(model.seed)})
-    return RunCard(folder=Path(model.run or "?").resolve(), algo=model.algo, model=model.name, overrides=overrides)
 
 
 def _before_and_after(

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -14,6 +15,7 @@ from apo_lab.reporting.figures.canvas import NamedFigure, inline_svg, save
 from apo_lab.reporting.names import BENCHMARKS
 from apo_lab.reporting.records import Cell, Evaluated, Evaluations, Table
 from apo_lightning.common.files import write_atomically
+from apo_lightning.common.formatting import printable
 from apo_lightning.evaluation.card import warnings
 
 SIGNIFICANT_DIGITS = 12
@@ -45,12 +47,12 @@ class Report:
 def write_report(report: Report, folder: Path) -> Path:
     """Write `tables/`, `figures/`, `report.md` and `report.html`, which links to all files; returns its path."""
     for table in report.tables:
-        write_atomically(folder / "tables" / f"{table.name}.md", markdown(table).encode())
-        write_atomically(folder / "tables" / f"{table.name}.csv", csv_text(table).encode())
+        write_atomically(folder / "tables" / f"{table.name}.md", printable(markdown(table)).encode())
+        write_atomically(folder / "tables" / f"{table.name}.csv", printable(csv_text(table)).encode())
     for named in report.figures:
         save(named, folder / "figures")
-    write_atomically(folder / "report.md", markdown_page(report).encode())
-    write_atomically(folder / "report.html", page(report).encode())
+    write_atomically(folder / "report.md", printable(markdown_page(report)).encode())
+    write_atomically(folder / "report.html", printable(page(report)).encode())
     return folder / "report.html"
 
 
@@ -95,14 +97,15 @@ def markdown(table: Table) -> str:
 def csv_text(table: Table) -> str:
     """One line a row: the section, every column, and a column's bounds behind it wherever it has intervals.
 
-    Numbers have twelve digits, in the unit that is printed.
+    Numbers have twelve digits, in the unit that is printed. A text that a spreadsheet would compute begins with `'`.
     """
     records: list[dict[str, str | None]] = []
     for row in table.rows:
         records.append({"section": row.section})
         for column, cell in zip(table.columns, row.cells, strict=True):
             records[-1] |= _values(column.title, cell)
-    return pd.DataFrame(records).dropna(axis="columns", how="all").to_csv(index=False, lineterminator="\n")
+    table_of_texts = pd.DataFrame(records).dropna(axis="columns", how="all").rename(columns=_no_formula)
+    return table_of_texts.map(_no_formula).to_csv(index=False, lineterminator="\n")
 
 
 def warnings_of(item: Evaluated) -> list[str]:
@@ -127,6 +130,11 @@ def _values(title: str, cell: Cell) -> Iterator[tuple[str, str | None]]:
     yield title, cell.text if cell.value is None else f"{cell.value:.{SIGNIFICANT_DIGITS}g}"
     for place, end in enumerate(("low", "high")):
         yield f"{title} {end}", f"{cell.interval[place]:.{SIGNIFICANT_DIGITS}g}" if cell.interval else None
+
+
+def _no_formula(text: Any) -> Any:
+    is_formula = re.match(r"[=+@\t\r-].", str(text)) and not re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?", str(text))
+    return f"'{text}" if is_formula else text
 
 
 def _plain(text: str) -> str:

@@ -28,10 +28,10 @@ class RunCard:
     """Stem of its `algo=` config: `apo`."""
     model: str
     """`model.name` of its config: `qwen_math7b`."""
-    overrides: Mapping[str, str]
-    """Config key → value as it was typed: `algo.loss.pull_coef` → `0.02`."""
     config: Mapping[str, str] = field(default_factory=dict)
-    """The whole composed config, flat: dotted key → value as text."""
+    """The whole composed config, flat: dotted key → value as text; and the option of each config group."""
+    derived: frozenset[str] = frozenset()
+    """The keys whose values are those of other keys."""
     metrics: pd.DataFrame = field(default_factory=pd.DataFrame, compare=False)
     """metrics.csv, a row a step, a column a key; NaN where a key was not logged or its value was not finite."""
     summary: Mapping[str, Any] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class RunCard:
     @property
     def seed(self) -> str:
         """The run's seed; runs that differ in it alone are averaged."""
-        return self.config.get("seed", self.overrides.get("seed", ""))
+        return self.config.get("seed", "")
 
 
 @dataclass(frozen=True, kw_only=True)

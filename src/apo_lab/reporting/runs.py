@@ -19,11 +19,13 @@ from apo_lightning.errors import ConfigError
 
 PRUNED = frozenset({"checkpoints", "rollouts"})
 """Folders of a run that hold neither runs nor evaluations, but thousands of files."""
+FILES = (".hydra/config.yaml", ".hydra/hydra.yaml", "metrics.csv")
+"""What every folder of a run has."""
 RunsByMethod = Mapping[str, Sequence[RunCard]]
 """Printed method and setting → its runs, which differ in their seed alone."""
 T = TypeVar("T")
 Defaults = Mapping[str, Mapping[str, str]]
-"""Stem of `algo=` → dotted key → value where nothing is overridden, as `commands.report` composes them."""
+"""Stem of `algo=` → the flat configuration where nothing is overridden, as `commands.report` composes it."""
 NO_AXIS = frozenset({"algo", "model", "seed", "experiment"})
 """Method and model have columns of their own, seeds are averaged over, an experiment is a bundle of other keys."""
 NO_CAUSE = frozenset({"callbacks", "logger", "checkpoint", "resume", "preflight", "hydra"})
@@ -31,19 +33,13 @@ NO_CAUSE = frozenset({"callbacks", "logger", "checkpoint", "resume", "preflight"
 
 
 def read_runs(folders: Iterable[Path]) -> tuple[RunCard, ...]:
-    """Every training run under the folders, in the order of their paths; each once.
-
-    A run is a folder with `.hydra/config.yaml`, `.hydra/overrides.yaml` and `metrics.csv`.
+    """Every training run under the folders, in the order of their paths; each once. A run is a folder with `FILES`.
 
     Raises:
         ConfigError: a folder does not exist, or a run's files cannot be read.
     """
     found = {path.parent.resolve() for path in find_files(folders, "metrics.csv")}
-    return tuple(
-        _read_run(folder)
-        for folder in sorted(found)
-        if all((folder / ".hydra" / name).is_file() for name in ("config.yaml", "overrides.yaml"))
-    )
+    return tuple(_read_run(folder) for folder in sorted(found) if all((folder / name).is_file() for name in FILES))
 
 
 def runs_by_method(runs: Sequence[RunCard], defaults: Defaults | None = None) -> dict[str, RunsByMethod]:
@@ -51,12 +47,12 @@ def runs_by_method(runs: Sequence[RunCard], defaults: Defaults | None = None) ->
 
     Methods are in the paper's order; of each its defaults come first, then what runs change, by value.
     """
-    keys, labels = axes(runs, defaults), in_order((run.label for run in runs), METHODS.values())
+    keys, labels = axes(runs), in_order((run.label for run in runs), METHODS.values())
     departures = [(run, settings(run, keys, defaults)) for run in runs]
 
     def place(departure: tuple[RunCard, Mapping[str, str]]) -> tuple[int, bool, list[tuple[bool, float, str]]]:
         run, changed = departure
-        return labels.index(run.label), bool(changed), [value_place(value_of(run, key, defaults) or "") for key in keys]
+        return labels.index(run.label), bool(changed), [value_place(run.config.get(key, "")) for key in keys]
 
     found: dict[str, dict[str, dict[str, RunCard]]] = defaultdict(lambda: defaultdict(dict))
     for run, changed in sorted(departures, key=place):
@@ -103,17 +99,6 @@ def read_metrics(path: Path) -> pd.DataFrame:
         raise ConfigError(f"{path}: {fault} (row 0 is the first below the header): cut off that row") from error
 
 
-def parse_overrides(overrides: Iterable[str]) -> dict[str, str]:
-    """Hydra overrides, by key: `++algo.loss.pull_coef=0.02` → `algo.loss.pull_coef`: `0.02`; the last of a key wins."""
-    pairs = (override.lstrip("+~").partition("=") for override in overrides)
-    return {key: value for key, _, value in pairs}
-
-
-def interpolated(flat: Mapping[str, str]) -> dict[str, str]:
-    """A flat config with each `${key}` replaced by that key's value."""
-    return {key: flat.get(value[2:-1], value) if value.startswith("${") else value for key, value in flat.items()}
-
-
 def read_summary(path: Path) -> Mapping[str, Any]:
     """`summary.json`, empty where there is none; raises `ConfigError`."""
     try:
@@ -122,22 +107,17 @@ def read_summary(path: Path) -> Mapping[str, Any]:
         raise ConfigError(f"{path}: not JSON ({error}): delete it, or train again") from error
 
 
-def axes(runs: Sequence[RunCard], defaults: Defaults | None = None) -> tuple[str, ...]:
-    """The overridden keys whose values differ among the runs of one method and model, the paper's first.
+def axes(runs: Sequence[RunCard]) -> tuple[str, ...]:
+    """The keys in which configurations of runs of one method and model differ, the paper's first.
 
-    An overridden `experiment=` stands for every config key in which runs of one method and model differ. Where runs
-    are alike in all these and their composed configs still differ, as after an edit of a YAML file, so do the keys in
-    which they do: seeds are averaged of one configuration alone.
+    A key that interpolates another one, as `${optimizer.lr}`, follows it. A group of which runs have different options,
+    as `data=`, stands for all keys below it.
     """
-    groups, found = grouped(runs, lambda run: (run.algo, run.model)), set[str]()
-    for group in groups:
-        found |= _differing(group, {key for run in group for key in _candidates(run)}, defaults)
-    named = sorted(found)
-    for group in groups:
-        for alike in grouped(group, lambda run: tuple(value_of(run, key, defaults) for key in named)):
-            composed = [run for run in alike if run.config]
-            found |= _differing(composed, {key for run in composed for key in run.config if _may_matter(key)})
-    return tuple(in_order(found, AXES))
+    found = set[str]()
+    for group in grouped(runs, lambda run: (run.algo, run.model)):
+        keys = {key for run in group for key in run.config if may_matter(key) and key not in run.derived}
+        found |= {key for key in keys if len({plain(run.config.get(key, "")) for run in group}) > 1}
+    return tuple(in_order((key for key in found if not found & {key.partition(".")[0]} - {key}), AXES))
 
 
 def grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
@@ -148,26 +128,20 @@ def grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
     return list(groups.values())
 
 
-def settings(run: RunCard, keys: Sequence[str], defaults: Defaults | None = None) -> dict[str, str]:
-    """Where the run departs from its method's defaults along the axes; an axis without a known default always shows."""
-    usual = (defaults or {}).get(run.algo, {})
-    values = {key: value_of(run, key, defaults) for key in keys}
-    return {
-        key: value
-        for key, value in values.items()
-        if value is not None and not (key in usual and value == plain(usual[key]))
-    }
+def settings(run: RunCard, keys: Iterable[str], defaults: Defaults | None = None) -> dict[str, str]:
+    """Where the run departs from its method's defaults along the axes."""
+    return departures({key: run.config[key] for key in keys if key in run.config}, (defaults or {}).get(run.algo, {}))
 
 
-def value_of(run: RunCard, key: str, defaults: Defaults | None = None) -> str | None:
-    """The run's value of a key, numbers in one spelling; None where it has no such key.
+def departures(values: Mapping[str, str], usual: Mapping[str, str]) -> dict[str, str]:
+    """The values that are not the usual ones, numbers in one spelling; one without a usual value always shows."""
+    shown = {key: plain(value) for key, value in values.items()}
+    return {key: value for key, value in shown.items() if key not in usual or value != plain(usual[key])}
 
-    From the composed config; from what was typed where a key chooses a config group, as `data=`, or where the config
-    is not at hand; else the default.
-    """
-    usual = (defaults or {}).get(run.algo, {})
-    value = run.config.get(key, run.overrides.get(key, usual.get(key)))
-    return None if value is None else plain(value)
+
+def may_matter(key: str) -> bool:
+    """Whether a setting may divide the runs of one method and model."""
+    return key not in NO_AXIS and key.partition(".")[0] not in NO_CAUSE
 
 
 def plain(value: str) -> str:
@@ -186,46 +160,39 @@ def value_place(value: str) -> tuple[bool, float, str]:
         return (True, 0.0, value)
 
 
+def flat_settings(config: Mapping[str, Any], choices: Mapping[str, str | None]) -> dict[str, str]:
+    """A composed configuration, flat, with `${key}` replaced by that key's value, and the option of each group."""
+    flat = flatten(config)
+    # A group such as base/update@_global_ is no section of the configuration.
+    found = {group: option for group, option in choices.items() if option and {"/", "@"}.isdisjoint(group)}
+    for key, value in flat.items():
+        found[key] = flat.get(value[2:-1], value) if value.startswith("${") else value
+    return found
+
+
 def _read_run(folder: Path) -> RunCard:
-    config = interpolated(flatten(_read_yaml(folder / ".hydra" / "config.yaml")))
-    overrides = parse_overrides(_read_yaml(folder / ".hydra" / "overrides.yaml", kind=list))
+    composed, hydra = (_read_yaml(folder / ".hydra" / f"{name}.yaml") for name in ("config", "hydra"))
+    try:
+        choices = hydra["hydra"]["runtime"]["choices"]
+        config, algo = flat_settings(composed, choices), choices["algo"]
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"{folder}/.hydra/hydra.yaml lacks {error}: not a file that Hydra wrote") from error
     return RunCard(
         folder=folder,
-        algo=_algo(folder, config, overrides),
-        model=config.get("model.name", overrides.get("model", "?")),
-        overrides=overrides,
+        algo=algo,
+        model=config.get("model.name", "?"),
         config=config,
+        derived=frozenset(key for key, value in flatten(composed).items() if value.startswith("${")),
         metrics=read_metrics(folder / "metrics.csv"),
         summary=read_summary(folder / "summary.json"),
     )
 
 
-def _algo(folder: Path, config: Mapping[str, str], overrides: Mapping[str, str]) -> str:
-    """The stem of the `algo=` in force, which an experiment may have set; the loss's class where none is recorded."""
-    path = folder / ".hydra" / "hydra.yaml"
-    choices = _read_yaml(path).get("hydra", {}).get("runtime", {}).get("choices", {}) if path.is_file() else {}
-    return choices.get("algo") or overrides.get("algo", config.get("algo.loss._target_", "?").rpartition(".")[2])
-
-
-def _read_yaml(path: Path, kind: type[dict] | type[list] = dict) -> Any:
+def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        content: Any = yaml.safe_load(read_yaml_text(path)) or kind()
+        content: Any = yaml.safe_load(read_yaml_text(path))
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
-    if not isinstance(content, kind):
-        raise ConfigError(f"{path}: holds {type(content).__name__}, not {kind.__name__}: not a file that Hydra wrote")
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: holds {type(content).__name__}, not dict: not a file that Hydra wrote")
     return content
-
-
-def _differing(runs: Sequence[RunCard], keys: Iterable[str], defaults: Defaults | None = None) -> set[str]:
-    return {key for key in keys if len({value_of(run, key, defaults) for run in runs}) > 1}
-
-
-def _candidates(run: RunCard) -> Iterator[str]:
-    typed = [key for key in run.overrides if _may_matter(key)]
-    bundle = [key for key in run.config if _may_matter(key)] or ["experiment"]
-    yield from (*typed, *(bundle if "experiment" in run.overrides else ()))
-
-
-def _may_matter(key: str) -> bool:
-    return key not in NO_AXIS and key.partition(".")[0] not in NO_CAUSE

@@ -47,25 +47,6 @@ def curves(
         last = height
 
 
-STEPS, GROUP_SIZE, RATE, RUNS = 100, 8, 0.2, 48
-TOKENS = TWO_VALID.ref.shape[1]
-
-
-@styled
-def algorithm_figure(loss: PolicyLoss, advantage: AdvantageEstimator) -> Figure:
-    """Mean probability of the likely right answer, the rare one and all errors, over steps on groups of eight."""
-    rare, accuracy = course(TWO_VALID, loss, advantage, group_size=GROUP_SIZE, eta=RATE, replicates=RUNS, steps=STEPS)
-    figure, (axes,) = panels(1, height=1.5)
-    shown = [
-        ("likely answer", GRPO.line, (accuracy - rare).mean(1)[::2]),
-        ("rare answer", APO.line, rare.mean(1)[::2]),
-        ("errors", NSR.line, (1 - accuracy).mean(1)[::2]),
-    ]
-    steps = range(0, STEPS, 2)
-    curves(axes, "", "optimizer step", "probability (log scale)", steps, shown, yscale="log", ylim=(1e-3, 1))
-    return figure
-
-
 _ETA, _STEPS = 0.2, 349
 
 

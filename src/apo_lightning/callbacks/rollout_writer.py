@@ -39,7 +39,7 @@ class RolloutWriter(StepCallback):
         lines = in_rollout_order(from_all_ranks(completion_lines(step)), step.rollouts.group_size)
         if self._folder is not None:
             content = b"".join(to_json(line) + b"\n" for line in lines)
-            write_atomically(self._folder / f"step_{step.step:06d}.jsonl", content)
+            write_atomically(self._folder / f"step_{step.step:06d}.jsonl", content, flushes=False)
 
 
 class CompletionTable(StepCallback):

@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.checkpoint.api import CheckpointException
-
 from apo_lightning.checkpoints.contents import (
     SHARED,
     are_finite,
@@ -46,6 +44,7 @@ from apo_lightning.checkpoints.run_state import (
 )
 from apo_lightning.checkpoints.stop import StopRequest
 from apo_lightning.common.console import say
+from apo_lightning.common.files import flush_written
 from apo_lightning.common.identity import Identity
 from apo_lightning.common.random_states import random_states, restore_random_states
 from apo_lightning.distributed.gathering import Ranks, from_all_ranks
@@ -87,8 +86,8 @@ class Checkpointer:
     """Saves the state after whole steps; after a stop signal also while the next step is being sampled.
 
     All methods are collective. If a save fails (for example, disk full), older checkpoints remain, and the run logs it
-    and continues. If the folder is missing, the run ends, since later saves would fail too. Weights with NaN or inf are
-    never saved: they would replace the last good ones, so the run ends.
+    and continues; if it was the last save, the run fails once it has written its other files. Weights with NaN or inf
+    are never saved: they would replace the last good ones, so the run ends.
 
     Args:
         settings: when to save and what to keep.
@@ -117,6 +116,8 @@ class Checkpointer:
         self._saved: int | None = resumed.header.step if resumed else None
         self._before_sampling: tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]] | None = None
         self._resumed_step = resumed.header.step if resumed else 0
+        self._unsaved: dict[Path, str] = {}
+        """By folder, the last checkpoint or snapshot if it could not be written; on the first rank."""
 
     def restore_policy(self, policy: Policy, ranks: Ranks) -> int:
         """Restore the weights and the callbacks; returns the policy version before the next sync, 0 for a new run.
@@ -194,6 +195,12 @@ class Checkpointer:
         if self.settings.save_every is not None and run.step != self._saved:
             self._save(run)
 
+    def require_saved(self) -> None:
+        """Raise `ConfigError`, on the first rank, if the last checkpoint or snapshot could not be written."""
+        if self._unsaved:
+            what = " and ".join(self._unsaved.values())
+            raise ConfigError(f"{what} could not be written; the rest is: make room and continue with resume=auto")
+
     def _should_stop(self, run: RunState) -> bool:
         return bool(run.ranks.max(self.stop.is_requested()))
 
@@ -219,6 +226,17 @@ class Checkpointer:
 
         if self._write(run, self.root, small_files, large_files):
             self._saved = run.step
+            if run.ranks.rank == 0:
+                self._prune()
+
+    def _prune(self) -> None:
+        """Delete older checkpoints; what cannot be deleted stays, and is tried again after the next save."""
+        try:
+            prune(self.root, self.settings.keep)
+        except FileNotFoundError:
+            pass  # someone else has deleted it
+        except OSError as error:
+            say(f"an older checkpoint could not be deleted ({in_brief(error)}), and stays. The run continues")
 
     def _snapshot(self, run: RunState) -> None:
         """Save only the weights, unless this is the initial model or the resumed run has saved them already."""
@@ -250,11 +268,11 @@ class Checkpointer:
         def sum_up() -> None:
             files.update(sums_of_share(folder, rank, run.ranks.world_size))
 
-        def publish_and_prune() -> None:
+        def publish_whole() -> None:
             if rank == 0:
+                flush_written()  # the checkpoint says that the rows up to its step are there
                 publish(folder, header)
-                if root == self.root:
-                    prune(root, self.settings.keep)
+                self._unsaved.pop(root, None)
 
         for action in (make_empty, *(partial(part, folder) for part in parts), sum_up):
             if not self._on_all_ranks(run, folder, action):
@@ -268,30 +286,22 @@ class Checkpointer:
             identity=self.identity,
             files={name: entry for share in from_all_ranks(files) for name, entry in share.items()},
         )
-        return self._on_all_ranks(run, folder, publish_and_prune)
+        return self._on_all_ranks(run, folder, publish_whole)
 
     def _on_all_ranks(self, run: RunState, folder: Path, action: Callable[[], Any]) -> bool:
         """Run one part of a save; returns whether it succeeded on all ranks. If not, the partial folder is deleted."""
         failure = None
         try:
             action()
-        except (OSError, RuntimeError, CheckpointException) as error:
-            cause: BaseException = error
-            if isinstance(error, CheckpointException) and error.failures:
-                cause = next(iter(error.failures.values()))[0]  # torch wraps the errors of all ranks
-            failure = in_brief(cause), isinstance(cause, FileNotFoundError)
+        except (OSError, RuntimeError) as error:
+            failure = in_brief(error)
         failures = [failure for failure in from_all_ranks(failure) if failure is not None]
         what = f"{'checkpoint' if folder.parent == self.root else 'snapshot'} {step_name(run.step)}"
-        for reason, is_folder_missing in failures:
-            if is_folder_missing:
-                raise ConfigError(
-                    f"{what} could not be written ({reason}): {folder.parent} was removed, or some ranks do not see "
-                    "it; restore the folder and continue with resume=auto"
-                )
         if failures and run.ranks.rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
+            self._unsaved[folder.parent] = what
             newest = step_name(self._saved) if self._saved is not None else "none"
-            say(f"{what} could not be written ({failures[0][0]}); newest checkpoint: {newest}. The run continues")
+            say(f"{what} could not be written ({failures[0]}); newest checkpoint: {newest}. The run continues")
         return not failures
 
     def _score(self, run: RunState) -> float | None:

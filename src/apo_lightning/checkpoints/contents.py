@@ -4,9 +4,10 @@ Tensors are written in parts by all ranks and read by any number of ranks: torch
 the reader needs. Its own format has an index that is unpickled, which can run code; safetensors contains only numbers.
 """
 
+import contextlib
 import pickle
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from apo_lightning.common.process_group import num_processes
@@ -33,7 +35,7 @@ def save_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
     world_size = num_processes()
     files = file_numbers({name: tensor.nbytes // world_size for name, tensor in tensors.items()}, BYTES_PER_FILE)
     writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=files, save_distributed=True)
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # that there is a single process
+    with _plain_errors():
         dcp.save(dict(tensors), storage_writer=writer)
 
 
@@ -41,10 +43,21 @@ def load_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
     """Read into these tensors, unsharded or shards of any layout; collective.
 
     Raises:
-        CheckpointException: a name is missing, or a shape differs.
+        RuntimeError: a name is missing.
+        ValueError: a shape differs.
     """
-    with warnings.catch_warnings(action="ignore", category=UserWarning):
+    with _plain_errors():
         dcp.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)))
+
+
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Raise the first error of the ranks itself: torch wraps them in an exception that is no `Exception`."""
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # that there is a single process
+        try:
+            yield
+        except CheckpointException as error:
+            raise next(iter(error.failures.values()))[0] from None
 
 
 def are_finite(tensors: Iterable[Tensor]) -> bool:

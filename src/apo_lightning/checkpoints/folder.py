@@ -1,6 +1,5 @@
 """Checkpoint folders: one gets its final name when it is complete, and its manifest lists what it must contain."""
 
-import os
 import secrets
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from apo_lightning.checkpoints.contents import SHARED, load_tensors, rank_file
-from apo_lightning.common.files import publish_folder
+from apo_lightning.common.files import flush, publish_folder, write_atomically
 from apo_lightning.common.identity import (
     FORMAT,
     Files,
@@ -114,20 +113,8 @@ def sums_of_share(partial: Path, rank: int, world_size: int) -> Files:
 
 def publish(partial: Path, header: Header) -> None:
     """Write the manifest and give the complete folder its final name; all is flushed to disk on return."""
-    (partial / MANIFEST).write_bytes(sealed({FORMAT: VERSION, **asdict(header)}))
-    for path in (partial / MANIFEST, partial / TENSORS, partial):
-        flush(path)
+    write_atomically(partial / MANIFEST, sealed({FORMAT: VERSION, **asdict(header)}))
     publish_folder(partial, partial.with_name(step_name(header.step)))
-    flush(partial.parent)
-
-
-def flush(path: Path) -> None:
-    """Flush a file or folder to disk; otherwise a rename may reach the disk before the content."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def prune(root: Path, keep: int) -> None:

@@ -1,5 +1,6 @@
 """Stop signals: a batch system sends one shortly before it kills a run, and Ctrl-C is one."""
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -55,8 +56,9 @@ class StopRequest:
         if self.signal is signal.SIGINT:
             raise Preempted("ended at once by a second Ctrl-C, with what was saved before")
         # Not through Rich or a buffer: the signal may have come in the middle of another print.
-        if is_first_process():
-            os.write(1, b"\nthe run ends where it can be saved; Ctrl-C again ends it at once\n")
+        with contextlib.suppress(OSError):
+            if is_first_process():
+                os.write(1, b"\nthe run ends where it can be saved; Ctrl-C again ends it at once\n")
 
     def is_requested(self) -> bool:
         """Whether a stop signal has arrived."""

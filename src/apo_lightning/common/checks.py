@@ -78,28 +78,19 @@ def _alike(there: Any, here: Any, tolerance: float) -> bool:
     return there == here
 
 
-def printable(text: str) -> str:
-    r"""A text of others for a terminal: a control character, which could move the cursor, is its escape.
-
-    Example:
-        >>> printable("a\x1b[2Jb\nc")
-        'a\\x1b[2Jb\\nc'
-    """
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-
-
 def check_table(checks: Sequence[Check]) -> Table:
     """A row for each check."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
     for title in ("content", "state", ""):
         table.add_column(title, no_wrap=bool(title))
     for found in checks:
-        state = Text(found.state, style=STYLES[found.state])
-        table.add_row(Text(printable(found.name)), state, Text(printable(found.detail)))
+        # Without line ends, by which a name could look like another row.
+        name, detail = (Text(" ".join(text.split())) for text in (found.name, found.detail))
+        table.add_row(name, Text(found.state, style=STYLES[found.state]), detail)
     return table
 
 
 def require_none_differs(checks: Sequence[Check]) -> None:
     """Raise `ConfigError` that names what differs."""
     if names := [found.name for found in checks if found.state == "differs"]:
-        raise ConfigError(f"{len(names)} of {len(checks)} contents differ: {printable(', '.join(names))}")
+        raise ConfigError(f"{len(names)} of {len(checks)} contents differ: {', '.join(names)}")

@@ -11,8 +11,10 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
+from apo_lightning.common.formatting import printable
 from apo_lightning.common.launch import is_first_process
 
 NOISY = (
@@ -87,12 +89,30 @@ def say(line: str) -> None:
 
 def show(content: RenderableType, *, soft_wrap: bool = False) -> None:
     """Print text or a table for the user, on the first rank only."""
-    if is_first_process():
+    if is_first_process() and sys.stdout is not None:
+        # Rich would end a process whose output nobody reads.
+        page = io.TextIOWrapper(io.BytesIO(), sys.stdout.encoding or "utf-8", "backslashreplace")
+        is_terminal = sys.stdout.isatty()
         # Without a terminal, Rich would limit tables to 80 columns.
-        width = None if sys.stdout.isatty() else 120
+        width = None if is_terminal else 120
         # Rich would take the `[wandb,tensorboard]` of a command for a style, and leave it out.
-        console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=width)
+        console = _Console(
+            file=page, force_terminal=is_terminal, highlight=False, markup=False, emoji=False, width=width
+        )
         console.print(content, soft_wrap=soft_wrap)
+        page.seek(0)
+        try:
+            print(page.read(), end="", flush=True)
+        except OSError:  # nobody reads any more, or the disk is full: output ends, and the run does not
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again when it ends
+
+
+class _Console(Console):
+    """A console whose texts, also those in a table, are `printable`."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment._replace(text=printable(segment.text))
 
 
 @contextlib.contextmanager

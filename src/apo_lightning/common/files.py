@@ -1,6 +1,7 @@
-"""Writing files and folders atomically, JSON, and YAML of others."""
+"""Writing files and folders that are whole after a crash, JSON, and YAML of others."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -13,37 +14,101 @@ from typing import IO, Any
 
 import yaml
 
-from apo_lightning.errors import ConfigError, in_brief
+from apo_lightning.errors import ConfigError, in_brief, system_error
 
 _logger = logging.getLogger(__name__)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+PARTIAL, SUPERSEDED = ".partial", ".superseded"
+"""How the hidden names end of what is being written, and of what it replaces."""
+_unflushed: set[Path] = set()
+"""Files of this process that are whole, and perhaps not on disk yet."""
+
+
+def write_atomically(path: Path, content: bytes, *, flushes: bool = True) -> None:
     """Write `path` so that readers, and a crash, see either the old content or the new one.
 
-    Several processes may write the same content at once.
+    It is on disk on return or, without `flushes`, after the next `flush_written`. Several processes may write the same
+    content at once.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.unlink(missing_ok=True)  # in a folder from elsewhere it may be a link to any file
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+        partial.unlink(missing_ok=True)  # in a folder from elsewhere it may be a link to any file
+        try:
+            partial.write_bytes(content)
+            if flushes:
+                flush(partial)
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+        if flushes:
+            flush(path.parent)
+        else:
+            _unflushed.add(path)
+
+
+def append(path: Path, content: bytes) -> None:
+    """Write all of `content` at the end of a file; it is on disk after the next `flush_written`."""
+    with naming(path), path.open("ab") as file:
+        file.write(content)
+    _unflushed.add(path)
+
+
+def flush_written() -> None:
+    """Flush to disk what this process has written and not flushed; files that were removed meanwhile are left out."""
+    for path in sorted({*_unflushed, *(path.parent for path in _unflushed)}):
+        with contextlib.suppress(FileNotFoundError):
+            flush(path)
+    _unflushed.clear()
+
+
+def flush(path: Path) -> None:
+    """Flush a file or folder to disk; otherwise a rename may reach the disk before the content."""
+    with naming(path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # of a file system that flushes no folders
+                raise
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an error of the system in the block name `path`, also one from Rust (safetensors, tokenizers)."""
     try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    except OSError as error:
-        error.filename = str(path)  # a full disk is reported without it
-        partial.unlink(missing_ok=True)
+        yield
+    except Exception as error:
+        if number := system_error(error):
+            raise OSError(number, os.strerror(number), str(path)) from error
         raise
 
 
 def publish_folder(partial: Path, final: Path) -> None:
-    """Rename the finished folder `partial` to `final`, replacing an existing folder."""
-    superseded = final.with_name(f".{final.name}.superseded")
+    """Rename the finished folder `partial` to `final`, replacing an existing folder; all of it is on disk on return."""
+    for path in (*partial.rglob("*"), partial):
+        flush(path)
+    superseded = final.with_name(f".{final.name}{SUPERSEDED}")
     shutil.rmtree(superseded, ignore_errors=True)
     if final.exists():
         # A rename cannot replace a non-empty folder.
         final.rename(superseded)
     partial.rename(final)
+    flush(final.parent)
     shutil.rmtree(superseded, ignore_errors=True)
+
+
+def remove_remains(*folders: Path) -> None:
+    """Remove what writers that were killed have left in these folders, which no other process writes to."""
+    for path in (path for folder in folders for path in folder.glob(".*") if path.suffix in (PARTIAL, SUPERSEDED)):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def take_lock(descriptor: int, refusal: str) -> None:
@@ -99,6 +164,8 @@ def read_yaml_text(path: Path) -> str:
         ConfigError: it cannot be read, or has an alias. Hydra writes none, and ten lines of them make a billion values.
     """
     try:
+        if not path.is_file():
+            raise ValueError("it is no file")  # a pipe would be waited for
         text = path.read_text(encoding="utf-8")
         has_alias = any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
     except (OSError, ValueError, yaml.YAMLError) as error:

@@ -2,10 +2,23 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 GIB = 2**30
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Characters that a terminal obeys, but for the end of a line and a tab."""
+
+
+def printable(text: str) -> str:
+    r"""Text in which escapes stand for characters that a terminal would obey: it may be from anyone's file.
+
+    Example:
+        >>> printable("step_\x1b[2J")
+        'step_\\x1b[2J'
+    """
+    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def number(value: float, decimals: int = 3) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from apo_lightning.common.checks import printable
+from apo_lightning.common.formatting import printable
 
 CITATION = """```bibtex
 @article{wang2026anchored,

@@ -130,7 +130,7 @@ def _records(path: Path) -> Iterator[tuple[int, object]]:
                 continue
             try:
                 record = json.loads(line)
-            except ValueError as error:  # bad JSON or bad UTF-8
+            except (ValueError, RecursionError) as error:  # bad JSON, bad UTF-8, or a thousand brackets
                 raise ConfigError(f"{path}:{number} is not valid JSON ({error}): fix or remove the line") from error
             may_be_cut = b"\\u" in line or not line.isascii()
             if may_be_cut and (half := HALF_CHARACTER.search(json.dumps(record, ensure_ascii=False))):

@@ -4,6 +4,7 @@ import traceback
 from dataclasses import fields, replace
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from apo_lightning.errors import ConfigError, in_brief
@@ -77,36 +78,57 @@ def _try(loss: PolicyLoss, log_ratio: float) -> None:
 
 
 def _inputs(loss: PolicyLoss, log_ratio: float) -> tuple[LossInputs, Tensor]:
-    """What the update would hand to the loss, and the logits; policy and reference differ."""
-    needs = loss.needs
-    vocab_size = max(32, 2 * needs.anchor_size)
+    """Inputs of the loss, and the logits; policy and reference differ."""
+    vocab_size = max(32, 2 * loss.needs.anchor_size)
     logits = torch.arange(float(NUM_TOKENS * vocab_size)).sin().view(NUM_TOKENS, vocab_size).requires_grad_()
-    policy, reference = logits.log_softmax(1), (1.1 * logits.detach()).log_softmax(1)
-    token_ids = torch.arange(NUM_TOKENS)
-    at_token = policy.gather(1, token_ids[:, None])[:, 0]
-    entropy = -(policy.exp() * policy).sum(1)
+    reference, token_ids = (1.1 * logits.detach()).log_softmax(1), torch.arange(NUM_TOKENS)
     sequence_ids = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2])
     advantages = torch.tensor([1.0, -1.0, 0.0])[sequence_ids]
+    old = logits.detach().log_softmax(1).diagonal() - log_ratio
+    return loss_inputs(loss, logits, reference, token_ids, sequence_ids, advantages, advantages > 0, old), logits
+
+
+def loss_inputs(
+    loss: PolicyLoss,
+    logits: Float[Tensor, "tokens vocab"],
+    reference: Float[Tensor, "tokens vocab"],
+    token_ids: Int[Tensor, "tokens"],
+    sequence_ids: Int[Tensor, "tokens"],
+    advantages: Float[Tensor, "tokens"],
+    is_correct: Bool[Tensor, "tokens"],
+    old_logprobs: Float[Tensor, "tokens"],
+) -> LossInputs:
+    """What the update would hand to the loss, for tokens whose whole distributions are known.
+
+    The gradient flows to `logits`; `reference` are log-probs. Columns of the mini-batch are 1.
+
+    Raises:
+        ConfigError: the loss needs more anchors than the vocabulary has tokens.
+    """
+    needs, policy = loss.needs, logits.log_softmax(1)
+    if needs.anchor_size > logits.shape[1]:
+        raise ConfigError(f"anchor_size is {needs.anchor_size} over {logits.shape[1]} tokens: give at most as many")
+    at_token, ref_at_token = (logprobs.gather(1, token_ids[:, None])[:, 0] for logprobs in (policy, reference))
     anchor = None
     if needs.anchor_size:
-        top = reference.topk(needs.anchor_size)
-        anchor = Anchor(token_ids=top.indices, ref_logprobs=top.values, logprobs=policy.gather(1, top.indices))
+        ids = reference.argsort(dim=1, descending=True, stable=True)[:, : needs.anchor_size]
+        anchor = Anchor(token_ids=ids, ref_logprobs=reference.gather(1, ids), logprobs=policy.gather(1, ids))
     inputs = LossInputs(
         token_ids=token_ids,
         sequence_ids=sequence_ids,
         logprobs=at_token,
-        old_logprobs=at_token.detach() - log_ratio,
-        rollout_logprobs=at_token.detach() - log_ratio,
+        old_logprobs=old_logprobs,
+        rollout_logprobs=old_logprobs,
         advantages=advantages,
-        is_correct=advantages > 0,
-        ref_logprobs=reference.gather(1, token_ids[:, None])[:, 0] if needs.ref_logprobs else None,
+        is_correct=is_correct,
+        ref_logprobs=ref_at_token if needs.ref_logprobs else None,
         anchor=anchor,
-        entropy=entropy if needs.entropy else None,
+        entropy=-(policy.exp() * policy).sum(1) if needs.entropy else None,
         full_kl=(policy.exp() * (policy - reference)).sum(1) if needs.full_kl else None,
-        columns=dict.fromkeys(needs.columns, torch.ones(NUM_TOKENS)),
+        columns=dict.fromkeys(needs.columns, torch.ones_like(advantages)),
     )
     if needs.completions:
         with torch.no_grad():
             own = loss.completion_columns(detached(inputs))
         inputs = replace(inputs, columns={**inputs.columns, **own})
-    return inputs, logits
+    return inputs

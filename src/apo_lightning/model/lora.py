@@ -29,6 +29,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor, Replicate
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from apo_lightning.common.files import naming
 from apo_lightning.common.process_group import process_rank
 from apo_lightning.errors import ConfigError
 
@@ -195,9 +196,10 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     named = ((name, parameter.detach()) for name, parameter in model.named_parameters() if _is_of_adapter(name))
     weights = on_first_rank((f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}", part) for name, part in named)
     if weights:
-        save_file(weights, folder / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})
         config: Any = model.peft_config[ADAPTER]  # pyright: ignore[reportIndexIssue]
-        config.save_pretrained(folder)
+        with naming(folder):
+            save_file(weights, folder / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})
+            config.save_pretrained(folder)
 
 
 def on_first_rank(named: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import FSDPModule
 from transformers import AttentionInterface, PreTrainedModel, PreTrainedTokenizerBase
 
-from apo_lightning.common.files import write_atomically
+from apo_lightning.common.files import naming, write_atomically
 from apo_lightning.common.hashing import hash64
 from apo_lightning.common.process_group import has_process_group, process_rank
 from apo_lightning.errors import ConfigError, in_brief
@@ -194,8 +194,9 @@ class Policy(nn.Module):
             options = StateDictOptions(full_state_dict=True, cpu_offload=True)
             weights = get_model_state_dict(self.model, options=options)
         if process_rank() == 0:
-            self.model.save_pretrained(folder, state_dict=weights)
-            self.tokenizer.save_pretrained(folder)
+            with naming(folder):
+                self.model.save_pretrained(folder, state_dict=weights)
+                self.tokenizer.save_pretrained(folder)
 
     def architecture_folder(self) -> Path:
         """A folder with the model's config and no weights, from which an engine starts before its first sync.

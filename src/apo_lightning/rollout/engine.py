@@ -74,7 +74,10 @@ class RolloutEngine(ABC):
     def __init__(self):
         self._state = _State.NEW
         self._version = -1
-        self._shapes: dict[str, torch.Size] = {}
+        self.shapes: dict[str, torch.Size] = {}
+        """Shape of every weight of the model, by Hugging Face name; known after `setup`."""
+        self.unread: set[str] | None = None
+        """The weights that `held` does not show; None before the first sync."""
         self._vocab_size = 0
         self.num_preempted = 0
         """How often the last `generate` evicted a sequence's keys and values for lack of memory and recomputed them.
@@ -103,7 +106,7 @@ class RolloutEngine(ABC):
             raise ConfigError(f"{context.model_dir} has no config.json: the engine needs a Hugging Face model folder")
         config = AutoConfig.from_pretrained(context.model_dir)
         self.check_model(config, context.device)
-        self._shapes = parameter_shapes(context.model_dir)
+        self.shapes = parameter_shapes(context.model_dir)
         self._vocab_size = config.get_text_config().vocab_size
         self.context = context
         self._start(context)
@@ -116,18 +119,20 @@ class RolloutEngine(ABC):
         end even after an error, since reading it may be a collective operation.
 
         Raises:
-            StaleWeightsError: a name is missing, unknown or given twice, a shape differs, or the backend reports that
-                it left a layer out. The engine then refuses to generate until a complete sync.
+            StaleWeightsError: a name is missing, unknown or given twice, or a shape differs. The engine then refuses to
+                generate until a complete sync.
         """
         self._require(_State.UNSYNCED, _State.DIRTY, _State.READY)
         self._state = _State.DIRTY
-        audit = WeightAudit(self._shapes)
-        left_out = self._load(audit.watch(named_weights))
+        audit = WeightAudit(self.shapes)
+        self._load(audit.watch(named_weights))
         audit.verify()
-        if left_out:
-            raise StaleWeightsError(f"the {self.name} engine did not take all weights: {'; '.join(left_out)}")
         self._version = version
         self._state = _State.READY
+
+    def held(self, name: str, columns: slice) -> Tensor | None:
+        """These columns (`columns_of`) of a weight as the engine computes with it; None if it cannot be read."""
+        return None
 
     def generate(
         self, requests: Sequence[GenerationRequest], on_finished: FinishedListener | None = None
@@ -198,8 +203,7 @@ class RolloutEngine(ABC):
     def _start(self, context: EngineContext) -> None: ...
 
     @abstractmethod
-    def _load(self, named_weights: Iterator[tuple[str, Tensor]]) -> Sequence[str]:
-        """Load the whole stream; returns what the backend reports as not loaded, one message each."""
+    def _load(self, named_weights: Iterator[tuple[str, Tensor]]) -> None: ...
 
     @abstractmethod
     def _sample(self, requests: Sequence[GenerationRequest], finished: FinishedListener) -> None:
@@ -251,6 +255,11 @@ def parameter_shapes(model_dir: Path) -> dict[str, torch.Size]:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_dir))
     return {name: tensor.shape for name, tensor in model.state_dict().items()}
+
+
+def columns_of(weight: Tensor, columns: slice) -> Tensor:
+    """Columns of a tensor, whose first dimension is the rows: a vector has one column."""
+    return weight.detach().reshape(*weight.shape[:1] or (1,), -1)[:, columns]
 
 
 class WeightAudit:

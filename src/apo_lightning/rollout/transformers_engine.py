@@ -21,7 +21,7 @@ from transformers.masking_utils import sdpa_mask
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.logprobs.head import matmul
-from apo_lightning.rollout.engine import EngineContext, FinishedListener, RolloutEngine
+from apo_lightning.rollout.engine import EngineContext, FinishedListener, RolloutEngine, columns_of
 from apo_lightning.types import Completion, GenerationRequest
 
 UNREPEATED_KEYS = "unrepeated_keys"
@@ -57,11 +57,14 @@ class TransformersEngine(RolloutEngine):
         self._parameters = self._model.state_dict()
         self._head = self._model.get_output_embeddings().weight
 
-    def _load(self, named_weights: Iterator[tuple[str, Tensor]]) -> Sequence[str]:
+    def _load(self, named_weights: Iterator[tuple[str, Tensor]]) -> None:
         with torch.no_grad():
             for name, weight in named_weights:
                 self._parameters[name].copy_(weight)
-        return ()
+
+    def held(self, name: str, columns: slice) -> Tensor:
+        """See `RolloutEngine.held`."""
+        return columns_of(self._parameters[name], columns)
 
     def _sample(self, requests: Sequence[GenerationRequest], finished: FinishedListener) -> None:
         # The sort is stable: completions of one prompt stay adjacent and share its prefill.

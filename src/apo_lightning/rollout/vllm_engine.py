@@ -20,8 +20,7 @@ from apo_lightning.rollout.vllm_private import (
     NOT_IN_VLLM,
     NOT_ON_CPU,
     default_process_group_kept,
-    layers_left_out,
-    layers_with_parameters,
+    held_columns,
     own_model_class,
     pack_experts_again,
     process_unchanged,
@@ -220,8 +219,8 @@ class VLLMEngine(RolloutEngine):
         # With a given size vLLM only checks that the share is free at the start.
         return {"kv_cache_memory_bytes": int(size * GIB), "gpu_memory_utilization": 0.01}
 
-    def _load(self, named_weights: Iterator[tuple[str, Tensor]]) -> Sequence[str]:
-        with process_unchanged(), torch.no_grad(), layers_left_out() as left_out:
+    def _load(self, named_weights: Iterator[tuple[str, Tensor]]) -> None:
+        with process_unchanged(), torch.no_grad():
             if self.context.device.type == "cpu":
                 self._llm.collective_rpc(pack_experts_again)
             weights = as_in_checkpoint(named_weights, self._skeleton)
@@ -229,8 +228,10 @@ class VLLMEngine(RolloutEngine):
             if self._is_kv_cache_asleep:  # allocated last: gathering the weights needed the memory
                 self._llm.wake_up(tags=["kv_cache"])
                 self._is_kv_cache_asleep = False
-            [with_parameters] = self._llm.collective_rpc(layers_with_parameters)
-        return [message for message in left_out if message.partition(":")[0] in with_parameters]
+
+    def held(self, name: str, columns: slice) -> Tensor | None:
+        """See `RolloutEngine.held`."""
+        return self._llm.collective_rpc(held_columns, args=(name, self.shapes[name], columns))[0]
 
     def _sample(self, requests: Sequence[GenerationRequest], finished: FinishedListener) -> None:
         # Cached blocks of an earlier call belong to old weights. Even with the same weights they change the last bits,

@@ -1,4 +1,4 @@
-"""vLLM in this process: what it must not change here, and access to its internals (patches, log, scheduler).
+"""vLLM in this process: what it must not change here, and access to its internals (patches, weights, scheduler).
 
 `tests/test_private_doors.py` checks that they exist.
 """
@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import MODEL_MAPPING, AutoModel, PretrainedConfig
 
 from apo_lightning.common.random_states import random_states, restore_random_states
+from apo_lightning.rollout.engine import columns_of
 
 _DIFFER = "its log-probs there differ from those of transformers"
 NOT_IN_VLLM = {
@@ -31,27 +32,6 @@ NOT_ON_CPU = dict.fromkeys(("laguna", "minimax_m3_vl_text"), "its router is for 
 """Those that vLLM's CPU build does not run."""
 
 
-@contextmanager
-def layers_left_out() -> Iterator[list[str]]:
-    """Collect vLLM's warnings about layers that received no weights; vLLM raises no error.
-
-    If vLLM changes the wording or the logger, only the log-prob gap detects such a layer.
-    """
-    messages: list[str] = []
-
-    def note(record: logging.LogRecord) -> bool:
-        if "Failed to load weights" in record.getMessage():
-            messages.append(record.getMessage())
-        return True
-
-    logger = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
-    logger.addFilter(note)
-    try:
-        yield messages
-    finally:
-        logger.removeFilter(note)
-
-
 def queued_requests(llm: Any) -> list[Any]:
     """The scheduler's records of waiting and running requests; each counts its preemptions until it ends.
 
@@ -60,19 +40,38 @@ def queued_requests(llm: Any) -> list[Any]:
     return list(llm.llm_engine.engine_core.engine_core.scheduler.requests.values())
 
 
-def layers_with_parameters(worker: Any) -> set[str]:
-    """Class names of layers with parameters. Layers that have only buffers (rotary tables) get nothing in a sync."""
-    return {
-        type(layer).__name__ for layer in worker.get_model().modules() if any(True for _ in layer.parameters(False))
-    }
-
-
 def pack_experts_again(worker: Any) -> None:
     """Make the next sync pack experts for the CPU's kernels; vLLM packs those of the first load alone."""
     for layer in worker.get_model().modules():
         method: Any = getattr(layer, "quant_method", None)
         if hasattr(method, "moe_kernel"):
             method.moe_kernel = None
+
+
+def held_columns(worker: Any, name: str, shape: torch.Size, columns: slice) -> Tensor | None:
+    """Columns of a weight, by Hugging Face name, as vLLM computes with it; None if no layer holds it in this form.
+
+    On the CPU a linear layer multiplies with a packed copy that cannot be read. Rows of the identity times this copy
+    are its columns, to the bit: all other products are 0. An embedding has a copy too and does not use it.
+    """
+    path, _, kind = name.rpartition(".")
+    parent, dot, own = path.rpartition(".")
+    layers = dict(worker.get_model().named_modules())
+    fused = getattr(layers[""], "packed_modules_mapping", {}) | {own: [own]}
+    for whole, parts in fused.items():
+        layer = layers.get(f"{parent}{dot}{whole}") if own in parts else None
+        values, sizes = getattr(layer, kind, None), getattr(layer, "output_partition_sizes", ())
+        if values is None or len(parts) not in (1, len(sizes)):
+            continue
+        if kind == "weight" and hasattr(layer, "cpu_linear") and hasattr(layer, "bias"):
+            identity = torch.zeros(shape[-1], len(range(shape[-1])[columns]), dtype=values.dtype)
+            identity[columns].fill_diagonal_(1.0)
+            values = layer.quant_method.apply(layer, identity.T.contiguous()).T
+        else:
+            values = columns_of(values, columns)
+        first = sum(sizes[: parts.index(own)])
+        return values[first : first + shape[0]]
+    return None
 
 
 @contextmanager

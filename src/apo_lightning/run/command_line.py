@@ -6,6 +6,7 @@ The module that does the work is imported last: `--help` and wrong overrides mus
 import contextlib
 import logging
 import os
+import re
 import shlex
 import signal
 import sys
@@ -18,11 +19,13 @@ from typing import Any
 import hydra
 import yaml
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from apo_lightning.common.checks import printable
 from apo_lightning.common.console import say
+from apo_lightning.common.files import naming
+from apo_lightning.common.formatting import printable
 from apo_lightning.common.launch import is_first_process, launch
 from apo_lightning.errors import ConfigError, NonfiniteError, Preempted, VerifierError
 from apo_lightning.run.choices import (
@@ -48,19 +51,21 @@ register_resolvers()
 def main(words: Sequence[str] | None = None) -> None:
     """Run one command; `words` are the command and its overrides, or None for those of the command line."""
     words = sys.argv[1:] if words is None else words
-    # As `python -m` does: a user's rewards, losses and callbacks are found in the working directory.
-    if not sys.flags.safe_path and "" not in sys.path and (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
     with _errors_in_one_line():
+        # As `python -m` does: a user's rewards, losses and callbacks are found in the working directory.
+        with naming(Path("the working directory")):
+            here = str(Path.cwd())
+        if not sys.flags.safe_path and not {"", here} & {*sys.path}:
+            sys.path.insert(0, here)
         if not words or words[0] in HELP:
-            _print_page(index_page())
+            say(index_page())
             return
         name, *arguments = words
         command = find_command(name)
         if command.config is None:
             sys.exit(command.load()(arguments))
         if set(HELP) & set(arguments):
-            _print_page(help_page(command))
+            say(help_page(command))
             return
         _run(command, command.overrides(arguments))
 
@@ -78,15 +83,7 @@ def _errors_in_one_line() -> Iterator[None]:
             raise
         # Of what all ranks raise alike, one line is enough.
         is_said = isinstance(error, NonfiniteError | VerifierError) and not is_first_process()
-        sys.exit(1 if is_said else f"error: {printable(line)}")
-
-
-def _print_page(page: str) -> None:
-    """Print a page, of which `| head` may read a part."""
-    try:
-        print(page, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again when it ends
+        sys.exit(1 if is_said else printable(f"error: {line}"))
 
 
 def index_page() -> str:
@@ -165,7 +162,7 @@ def _run(command: Command, overrides: Sequence[str]) -> None:
     except Exception as error:
         if (line := misspelt(error, str(command.config), overrides)) is None:
             raise
-        sys.exit(f"error: {line}")
+        sys.exit(printable(f"error: {line}"))
     finally:
         sys.argv = typed
 
@@ -203,5 +200,7 @@ def continuation(command: str) -> str:
     """The command that continues this run, or this job of a sweep."""
     hydra_cfg: Any = HydraConfig.get()
     own = [override for override in hydra_cfg.overrides.task if not override.startswith("resume=")]
-    words = ["apo", command, *own, f"hydra.run.dir={hydra_cfg.runtime.output_dir}", "resume=auto"]
-    return f"continue with: {shlex.join(words)}"
+    folder = hydra_cfg.runtime.output_dir
+    if not re.fullmatch(r"[\w/. -]*", folder, re.ASCII):  # Hydra's grammar reads the rest in quotes alone
+        folder = QuotedString(folder, Quote.single).with_quotes()
+    return f"continue with: {shlex.join(['apo', command, *own, f'hydra.run.dir={folder}', 'resume=auto'])}"

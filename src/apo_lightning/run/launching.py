@@ -23,7 +23,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from apo_lightning.common.console import saying
-from apo_lightning.common.files import LOCK, folder_locked
+from apo_lightning.common.files import LOCK, folder_locked, remove_remains
 from apo_lightning.common.launch import SRUN, check_launch, launch
 from apo_lightning.errors import ConfigError, in_brief
 from apo_lightning.run.user_message import own_frame
@@ -31,6 +31,8 @@ from apo_lightning.run.user_message import own_frame
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+WRITTEN = ("", ".hydra", "rollouts", "checkpoints", "checkpoints/snapshots")
+"""The places of its folder that a run writes to."""
 LONGEST_WAIT = timedelta(minutes=10)
 """Longest time until the last process of a launch reads its configuration."""
 
@@ -173,6 +175,7 @@ def own_folder(folder: Path) -> Iterator[None]:
     """
     refusal = f"another process is at work in {folder}: wait for it, or choose another hydra.run.dir"
     with folder_locked(folder, refusal):
+        remove_remains(*(folder / place for place in WRITTEN))
         lock, log = folder / LOCK, folder / "run.log"
         was_empty = {*folder.glob("*")} == {lock}
         try:

@@ -9,6 +9,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from apo_lightning.checkpoints.folder import Checkpoint, complete_checkpoints, snapshots_of, step_name
@@ -68,20 +69,25 @@ class TrainedRun:
         composed, hydra, typed = (
             _read(folder / ".hydra" / f"{name}.yaml") for name in ("config", "hydra", "overrides")
         )
-        return cls(
-            folder=folder,
-            final=root if is_published else folder / "checkpoints" / "final",
-            config=composed,
-            reference=composed.model,
-            data=composed.data,
-            reward=composed.reward,
-            lora=composed.policy.lora,
-            algo=str(hydra.hydra.runtime.choices.algo),
-            overrides=tuple(typed),
-            seed=int(composed.seed),
-            engine=str(hydra.hydra.runtime.choices.get("engine", "auto")),
-            temperature=float(composed.temperature),
-        )
+        try:
+            for node in (composed.model, composed.data, composed.reward):
+                OmegaConf.to_container(node)  # raises where it is none
+            return cls(
+                folder=folder,
+                final=root if is_published else folder / "checkpoints" / "final",
+                config=composed,
+                reference=composed.model,
+                data=composed.data,
+                reward=composed.reward,
+                lora=composed.policy.lora,
+                algo=str(hydra.hydra.runtime.choices.algo),
+                overrides=tuple(map(str, typed)),
+                seed=int(composed.seed),
+                engine=str(hydra.hydra.runtime.choices.get("engine", "auto")),
+                temperature=float(composed.temperature),
+            )
+        except (OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
+            raise ConfigError(f"run={folder}: .hydra has no settings of a training run ({in_brief(error)})") from error
 
     def instantiate(self, node: DictConfig | None, *groups: str) -> Any:
         """Make the object of a node of this run; None if the node is None.
@@ -159,7 +165,7 @@ def record_settings(cfg: DictConfig, folder: Path) -> None:
 def _read(path: Path) -> Any:
     try:
         return OmegaConf.create(read_yaml_text(path))
-    except YAMLError as error:  # a tag that names Python
+    except (YAMLError, RecursionError) as error:  # a tag that names Python, or a thousand brackets
         raise ConfigError(f"{path}: cannot be read ({in_brief(error)})") from error
 
 

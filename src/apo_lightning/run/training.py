@@ -88,6 +88,7 @@ def _train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | N
     prepared = prepare(cfg)
     resumed = find_checkpoint(cfg.resume, output_dir, prepared.config, prepared.identity)
     if launch().rank == 0:
+        (output_dir / "checkpoints").mkdir(exist_ok=True)  # raises, before there is work to lose, where it cannot
         write_run_record(output_dir, prepared.identity)
         if record is not None:
             record(output_dir)
@@ -147,6 +148,7 @@ def _train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | N
         if module.validation.last_step not in (None, trainer.global_step):
             trainer.validate(module, datamodule=prepared.data, verbose=False)
     trainer.strategy.barrier()  # ranks that the first one has launched end with it
+    checkpointer.require_saved()
     return module
 
 

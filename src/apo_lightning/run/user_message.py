@@ -19,13 +19,15 @@ from hydra.utils import get_object
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 from yaml import MarkedYAMLError
 
-from apo_lightning.errors import ConfigError, NonfiniteError, StaleWeightsError, VerifierError, in_brief
+from apo_lightning.errors import ConfigError, NonfiniteError, StaleWeightsError, VerifierError, in_brief, system_error
 from apo_lightning.run.choices import composed, nearest, options_of
 from apo_lightning.run.lightning_options import added
 
 SHOWN = (ConfigError, NonfiniteError, StaleWeightsError, VerifierError)
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
+REMEDIES = dict.fromkeys(NO_SPACE, "make room") | dict.fromkeys(
+    (errno.EROFS, errno.EACCES, errno.EPERM), "give this user the right to, or choose another folder"
+)
 LOST_PEER = ("gloo/transport", "Connection closed by peer", "ncclRemoteError")
 """What torch says of a collective whose other end is gone."""
 OURS = [Path(__file__).resolve().parents[2] / name for name in ("apo_lightning", "apo_lab", "apo_plan")]
@@ -41,14 +43,17 @@ OWN = {
 
 def user_message(error: BaseException) -> str | None:
     """One line for an error that the user can fix, or that has such a cause; None: a bug, which needs its traceback."""
+    failed: str | None = None
     root, cause = error, error
     while cause is not None:
         if (line := _line_of(cause)) is not None:
             return line
+        failed = failed or _failed_call(cause)
         root, cause = cause, cause.__cause__
+    if logging.getLogger().handlers:
+        logging.getLogger("own_code").error("%s", root, exc_info=root)
     if (frame := own_frame(root)) is None:
-        return None
-    logging.getLogger("own_code").error("%s", root, exc_info=root)
+        return failed
     what = f"{type(root).__name__}: {in_brief(root)}"
     return f"{frame.filename}:{frame.lineno}, in {frame.name}: {what} (its traceback is in run.log)"
 
@@ -95,11 +100,10 @@ def _line_of(error: BaseException) -> str | None:
         return f"out of memory: {text.partition('. ')[0]}; {smaller}, then continue the run with resume=auto"
     if "MisconfigurationException" in names or text.startswith("Early stopping conditioned on metric"):
         return re.sub(r"\s+", " ", text)
-    if (number := _error_number(error)) in (*NO_SPACE, *UNWRITABLE):
-        where = getattr(error, "filename", None) or "a file of the run"
-        what = "write" if number in (*NO_SPACE, errno.EROFS) else "read or write"
-        remedy = "make room" if number in NO_SPACE else "give this user the right to, or choose another folder"
-        return f"cannot {what} {where}: {os.strerror(number)}; {remedy}, then continue the run with resume=auto"
+    if system_error(error) in REMEDIES:
+        return _failed_call(error)
+    if "SafetensorError" in names:
+        return f"a file of weights cannot be read: {in_brief(error)}"
     if isinstance(error, RuntimeError) and any(words in text for words in LOST_PEER):
         return (
             "another rank of this run has ended: read its own error; if it has none, it was killed, perhaps by the "
@@ -108,12 +112,15 @@ def _line_of(error: BaseException) -> str | None:
     return None
 
 
-def _error_number(error: BaseException) -> int:
-    """The system's number of an error, also of one from Rust (safetensors, tokenizers), which has it in its text; 0."""
-    if isinstance(error, OSError):
-        return error.errno or 0
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    return int(found[1]) if found else 0
+def _failed_call(error: BaseException) -> str | None:
+    """What the system has refused; None: the error is none of the system."""
+    if not (number := system_error(error)):
+        return None
+    unnamed = "a connection" if isinstance(error, ConnectionError | TimeoutError) else "a file of the run"
+    where = getattr(error, "filename", None) or unnamed
+    what = "write" if number in (*NO_SPACE, errno.EROFS) else "read or write"
+    remedy = REMEDIES.get(number, "mend that")
+    return f"cannot {what} {where}: {os.strerror(number)}; {remedy}, then continue the run with resume=auto"
 
 
 def _misnamed(error: InstantiationException) -> str | None:

@@ -259,13 +259,41 @@ def test_no_room_on_the_disk_costs_a_checkpoint_and_not_the_run(uninterrupted, t
     assert_is(uninterrupted, weights, tmp_path)
 
 
-def test_a_folder_that_is_missing_ends_the_run(tmp_path, monkeypatch):
-    original = apo_lightning.checkpoints.checkpointer.save_plain
+def test_a_run_whose_last_checkpoint_has_no_room_writes_the_rest_and_fails(uninterrupted, tmp_path, monkeypatch):
+    def full(tensors, folder):
+        raise OSError(28, "No space left on device")
 
-    def into_nothing(content, path):
-        shutil.rmtree(path.parent, ignore_errors=True)
-        original(content, path)
+    with monkeypatch.context() as patch:
+        patch.setattr(apo_lightning.checkpoints.checkpointer, "save_tensors", full)
+        with pytest.raises(ConfigError, match=r"^checkpoint step_000003 could not be written; the rest is: make room"):
+            run(tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["final"]
+    assert json.loads((tmp_path / "summary.json").read_bytes())["steps"] == 3
+    assert_is(uninterrupted, run(tmp_path, "resume=auto"), tmp_path)
 
-    monkeypatch.setattr(apo_lightning.checkpoints.checkpointer, "save_plain", into_nothing)
-    with pytest.raises(ConfigError, match=r"checkpoint step_000001 could not be written .*No such file.*removed"):
-        run(tmp_path)
+
+class Hindrance(StepCallback):
+    """After the second step, lets the deletion of the first checkpoint fail, or does it."""
+
+    def __init__(self, folder, deletes):
+        self.folder, self.deletes = Path(folder) / "checkpoints", deletes
+
+    def on_step(self, step):
+        if step.step == 2 and self.deletes:
+            shutil.rmtree(self.folder / "step_000001")
+        elif step.step == 2:
+            (self.folder / ".step_000001.partial" / "in use").mkdir(parents=True)
+
+
+@pytest.mark.parametrize("deletes", [True, False])
+def test_a_checkpoint_that_cannot_be_deleted_costs_no_new_one(uninterrupted, tmp_path, capsys, deletes):
+    hindrance = f"+callbacks.stop={{_target_: {__name__}.Hindrance, folder: {tmp_path}, deletes: {deletes}}}"
+    final = run(tmp_path, hindrance, "checkpoint.keep=1")
+    said, checkpoints = capsys.readouterr().out, tmp_path / "checkpoints"
+    assert "could not be written" not in said
+    assert said.count("an older checkpoint could not be deleted ([Errno 39] Directory not empty") == 2 * (not deletes)
+    found = {"step_000003", *(() if deletes else ("step_000001", "step_000002", ".step_000001.partial"))}
+    assert {path.name for path in checkpoints.glob("*step*")} == found
+    assert_is(uninterrupted, final, tmp_path)
+    run(tmp_path, "resume=auto", "checkpoint.keep=1")
+    assert not [*checkpoints.glob(".*")]

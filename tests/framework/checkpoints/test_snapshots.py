@@ -97,13 +97,17 @@ def test_stopped_and_gone_on_a_run_leaves_the_same_snapshots(run, tmp_path, monk
 
 
 def test_a_snapshot_that_cannot_be_written_is_said_and_the_run_goes_on(run, tmp_path, monkeypatch, capsys):
-    def full(*_):
-        raise OSError(28, "No space left on device")
+    original = apo_lightning.checkpoints.checkpointer.save_tensors
 
-    monkeypatch.setattr(apo_lightning.checkpoints.checkpointer, "save_tensors", full)
+    def full_at_first(tensors, folder):
+        if folder.parent.name == ".step_000002.partial":
+            raise OSError(28, "No space left on device")
+        original(tensors, folder)
+
+    monkeypatch.setattr(apo_lightning.checkpoints.checkpointer, "save_tensors", full_at_first)
     final = weights(train(tmp_path))
     assert "snapshot step_000002 could not be written ([Errno 28] No space left on device)" in capsys.readouterr().out
-    assert list((tmp_path / "checkpoints" / "snapshots").iterdir()) == []
+    assert [path.name for path in (tmp_path / "checkpoints" / "snapshots").iterdir()] == ["step_000003"]
     assert all(torch.equal(final[name], value) for name, value in weights(run[1]).items())
 
 

@@ -1,6 +1,9 @@
 """What reaches the terminal, and what the run's log alone."""
 
 import logging
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -57,3 +60,34 @@ def test_what_a_block_waits_for_is_said_until_it_ends(capsys):
     said = capsys.readouterr().out.splitlines()
     assert 2 <= len(said) <= 6
     assert all(line.startswith("waiting for the reward (0 s so far)") for line in said)
+
+
+@pytest.mark.parametrize("place", ["a pipe that nobody reads", "a full disk"])
+def test_an_output_that_breaks_ends_no_program(place):
+    program = "from apo_lightning.common.console import say; say('a'); say('b'); import sys; sys.exit(3)"
+    if place == "a full disk":
+        output = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, output = os.pipe()
+        os.close(reader)
+    done = subprocess.run([sys.executable, "-c", program], stdout=output, stderr=subprocess.PIPE, check=False)
+    os.close(output)
+    assert (done.returncode, done.stderr) == (3, b"")
+
+
+def test_what_an_encoding_has_not_is_escaped():
+    program = "from apo_lightning.common.console import say; say('a\u00e9')"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=False)
+    assert (done.stdout, done.stderr) == (b"a\\xe9\n", b"")
+
+
+def test_no_text_has_characters_that_a_terminal_obeys(capsys):
+    hostile = "\x1b]0;pwn\x07\x1b[2J\u202e"
+    say(hostile)
+    table = Table(hostile)
+    table.add_row(hostile)
+    show(table)
+    printed = capsys.readouterr().out
+    assert printed.count(r"\x1b]0;p") == 3
+    assert not {"\x1b", "\x07", "\u202e"} & {*printed}

@@ -41,6 +41,7 @@ def test_blank_lines_are_no_rows_but_count_as_lines(tmp_path):
     [
         (b'{"problem": "p", "answer": ', r"set\.jsonl:2 is not valid JSON"),
         (b'{"problem": "\xff", "answer": "1"}', r"set\.jsonl:2 is not valid JSON"),
+        (b"[" * 200_000, r"set\.jsonl:2 is not valid JSON"),
         (b"17", r"set\.jsonl:2 holds 17"),
         (rb'{"problem": "p\ud800", "answer": "1"}', r"set\.jsonl:2 has '\\ud800', half of a character"),
         (b'{"problem": "p", "note": [{"x": "\xed\xa0\x80"}], "answer": "1"}', r"set\.jsonl:2 has '\\ud800', half"),

@@ -3,6 +3,7 @@
 import importlib.util
 
 import pytest
+import torch
 
 pytest.register_assert_rewrite("engine_contract")
 
@@ -31,3 +32,16 @@ def bench(request, tmp_path_factory):
 @pytest.mark.parametrize("contract", CONTRACTS)
 def test_contract(bench, contract):
     bench.run(contract)
+
+
+@pytest.mark.parametrize("make_engine", [(Bench, "transformers"), pytest.param((RemoteBench, "vllm"), marks=VLLM)])
+def test_in_bfloat16_the_weights_are_compared_to_the_bit(make_engine, tmp_path):
+    make, name = make_engine
+    bench = make(name, True, tmp_path, torch.bfloat16)
+    for contract in (
+        "an_engine_that_keeps_its_first_weights_is_found_by_version_three",
+        "one_changed_weight_is_found_in_every_tensor",
+        "a_nan_of_the_policy_is_no_stale_weight",
+    ):
+        bench.run(contract)
+    bench.close()

@@ -7,16 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apo_lightning.errors import StaleWeightsError
-from apo_lightning.rollout.engine import WeightAudit
+from apo_lightning.rollout.engine import RolloutEngine, WeightAudit
+from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.rollout.weight_sync import (
+    _sampled_columns,
     check_logprob_gap,
     check_policy_version,
     gap_tolerance,
     logprob_gap,
     named_weights,
+    publish,
 )
 from apo_lightning.types import Completion
-from engine_bench import tiny_llama
+from engine_bench import context, tiny_llama
 
 
 def test_weights_are_cast_and_detached():
@@ -91,3 +94,41 @@ def test_many_missing_names_are_counted_and_some_are_shown():
     assert list(audit.watch(iter([]))) == []
     with pytest.raises(StaleWeightsError, match=re.escape("7 missing (p0, p1, p2, p3, p4, …)")):
         audit.verify()
+
+
+def test_later_syncs_compare_a_few_tensors_and_in_time_every_column():
+    engine = TransformersEngine(sequences_per_batch=1)
+    engine.shapes = {f"w{i}": torch.Size([4096, 64]) for i in range(40)} | {"norm": torch.Size([64])}
+    assert _sampled_columns(engine, 1).keys() == engine.shapes.keys()
+    engine.unread = {"w0"}
+    seen = {name: set() for name in engine.shapes}
+    for version in range(2, 102):
+        columns = _sampled_columns(engine, version)
+        assert len(columns) == 16
+        for name, chosen in columns.items():
+            width = 1 if name == "norm" else 64
+            assert len(range(width)[chosen]) == max(1, width // 4)
+            seen[name] |= set(range(width)[chosen])
+    assert {name for name, found in seen.items() if len(found) < (1 if name == "norm" else 64)} == {"w0"}
+
+
+class Quantised(TransformersEngine):
+    """Shows the weights of the layers in a quantised form, and the embedding not at all."""
+
+    def held(self, name, columns):
+        if "embed" in name:
+            return RolloutEngine.held(self, name, columns)
+        values = super().held(name, columns)
+        return values.to(torch.float8_e4m3fn) if "layers" in name else values
+
+
+def test_what_an_engine_does_not_show_is_counted_and_said_once(tmp_path, capsys):
+    model = tiny_llama(tied=False)
+    model.config.save_pretrained(tmp_path)
+    engine = Quantised(sequences_per_batch=1)
+    engine.setup(context(tmp_path))
+    for version in (1, 2, 3):
+        publish(model, engine, version)
+    said = "".join(capsys.readouterr())
+    assert said.count("the transformers engine does not show 19 of 21 tensors as sent") == 1
+    assert engine.shapes.keys() - engine.unread == {"model.norm.weight", "lm_head.weight"}

@@ -4,6 +4,7 @@ import ast
 import json
 import logging
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -13,13 +14,16 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.utils import instantiate
+from omegaconf import open_dict
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.spec import inside_package
-from apo_lightning.run import commands
-from apo_lightning.run.choices import expand_glob
-from apo_lightning.run.command_line import help_page, index_page, main
+from apo_lightning.run import choices, commands
+from apo_lightning.run.choices import expand_glob, quote_paths
+from apo_lightning.run.command_line import continuation, help_page, index_page, main
 from apo_lightning.run.launching import ALLOCATOR_VARIABLES
 from composing import PAPER, ROOT, composed, names
 from processes import start_script
@@ -328,3 +332,20 @@ def test_each_job_of_a_sweep_trains_in_its_own_folder(tmp_path):
     for job, algo in enumerate(("grpo", "apo")):
         assert f"- algo={algo}" in (tmp_path / str(job) / ".hydra" / "overrides.yaml").read_text().splitlines()
         assert [row["step"] for row in training_rows(tmp_path / str(job))] == ["1"]
+
+
+@pytest.mark.parametrize("name", [*"=,({[;'\"$%:~`#&", "a (1)", "x=y", "é", "\\", "it\\'s", "[a,b]", "{a: b}"])
+def test_the_printed_command_continues_in_a_folder_of_any_name(name):
+    cfg = choices.composed("train", ["model=tiny"], with_hydra=True)
+    folder = f"/runs/{name}/and more {name}"
+    with open_dict(cfg):
+        cfg.hydra.runtime.output_dir = folder
+    HydraConfig.instance().set_config(cfg)
+    words = shlex.split(continuation("train").removeprefix("continue with: "))
+    (override,) = [word for word in words if word.startswith("hydra.run.dir=")]
+    assert OverridesParser.create().parse_override(quote_paths(override)).value() == folder
+
+
+def test_an_error_has_no_characters_that_a_terminal_obeys():
+    with pytest.raises(SystemExit, match=r"error: there is no command '\\x1b\[2J'"):
+        main(["\x1b[2J"])

@@ -14,6 +14,7 @@ from apo_lightning.common.files import LOCK, folder_locked, take_lock
 from apo_lightning.errors import ConfigError
 from apo_lightning.run.choices import composed
 from apo_lightning.run.launching import new_folder, register_resolvers
+from apo_lightning.run.user_message import user_message
 from processes import CONTEXT, start_script
 from running import HELPERS, RUN, train_tiny, training_rows
 
@@ -155,3 +156,17 @@ def test_a_run_is_refused_where_another_was_and_leaves_its_record_as_it_is(tmp_p
     assert "holds the metrics.csv of an earlier run" in second.said
     assert {path: path.read_bytes() for path in before} == before
     assert "seed: 1" in (tmp_path / ".hydra" / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize("name", [LOCK, "run.log", "checkpoints", "checkpoints of a link"])
+def test_another_kind_of_file_in_place_of_one_of_the_runs_is_refused_by_name(tmp_path, name):
+    path = tmp_path / name.partition(" ")[0]
+    if "link" in name:
+        path.symlink_to(tmp_path / "nowhere")
+    elif name == "checkpoints":
+        path.touch()
+    else:
+        path.mkdir()
+    with pytest.raises(OSError, match=path.name) as caught:
+        train_tiny(tmp_path)
+    assert user_message(caught.value).startswith(f"cannot read or write {path}: ")

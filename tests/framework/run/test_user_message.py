@@ -1,6 +1,7 @@
 """Errors that a user can fix are one line; others keep their traceback."""
 
 import errno
+import os
 import re
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationKeyError
 from safetensors import SafetensorError
 
+from apo_lightning.common.files import naming
 from apo_lightning.common.formatting import flatten
 from apo_lightning.losses import GRPO
 from apo_lightning.run import prepare
@@ -33,6 +35,20 @@ def test_a_full_disk_is_one_line_that_says_how_to_go_on():
     others = "give this user the right to, or choose another folder, then continue the run with resume=auto"
     reading = user_message(PermissionError(errno.EACCES, "denied", "/d.jsonl"))
     assert reading == f"cannot read or write /d.jsonl: Permission denied; {others}"
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY])
+def test_whatever_the_system_refuses_is_one_line_with_the_file(number, tmp_path):
+    said = f"cannot read or write {tmp_path}: {os.strerror(number)}; mend that, then continue the run with resume=auto"
+    assert user_message(OSError(number, "of the system", str(tmp_path))) == said
+
+    def from_rust():
+        with naming(tmp_path):
+            raise SafetensorError(f"I/O error: of the system (os error {number})")
+
+    named = raised(from_rust)
+    assert isinstance(named, OSError)
+    assert (named.errno, named.filename) == (number, str(tmp_path))
 
 
 @pytest.mark.parametrize("allocate", [lambda: torch.empty(2**56), lambda: bytearray(2**56)])

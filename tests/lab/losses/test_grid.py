@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from apo_lab.losses import GridLoss
 from apo_lab.losses.anchor_sets import partition_kl
-from apo_lab.theory.forces import loss_inputs, token_forces
+from apo_lab.theory.forces import token_forces
 from apo_lab.theory.problems import dist, random_states, seeded
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, GRPO, GRPOKL
+from apo_lightning.losses.trial import loss_inputs
 from apo_lightning.types import Anchor, LossInputs
 from loss_cases import configured_loss, make_case, value_and_gradient
 
@@ -27,7 +28,8 @@ def inputs_of(loss, y=3, advantage=-1.0, reference=REFERENCE):
     """(inputs, logits) of one token at r = 1."""
     logits = POLICY.log()[None].requires_grad_()
     values = torch.tensor([advantage], dtype=torch.float64)
-    return loss_inputs(loss, logits, reference[None], torch.tensor([y]), values, values > 0), logits
+    ids, old = torch.tensor([y]), logits.detach().log_softmax(1)[:, y]
+    return loss_inputs(loss, logits, reference.log()[None], ids, torch.tensor([0]), values, values > 0, old), logits
 
 
 def on_token(loss, y=3, advantage=-1.0, reference=REFERENCE):

@@ -245,7 +245,7 @@ def test_nothing_but_training_seeds_can_be_averaged_even_by_hand() -> None:
 def test_what_an_edited_yaml_changed_is_a_setting_though_nobody_typed_it(tmp_path: Path) -> None:
     for seed, warmup in ((1, 5), (2, 0)):
         scheduler = {"scheduler": {"num_warmup_steps": warmup}, "callbacks": {"quiet": seed}}
-        write_run(tmp_path / str(seed), [f"seed={seed}"], seed=seed, config=scheduler)
+        write_run(tmp_path / str(seed), seed=seed, config=scheduler)
     items = measurements(read_runs([tmp_path]), Evaluations(), {"apo": {"scheduler.num_warmup_steps": "5"}})
     assert [item.settings for item in items if item.method == "APO"] == [{}, {"scheduler.num_warmup_steps": "0"}]
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -176,3 +177,17 @@ def test_csv_holds_unrounded_numbers_and_bounds():
     assert header == ["section", "Method", "AIME 24 Pass@1", "AIME 24 Pass@1 low", "AIME 24 Pass@1 high", "K"]
     assert first == ["Qwen", "Base", "–", "", "", "256"]
     assert second == ["Qwen", "APO (β = 0.1)", "43.5749", "41.25", "45.875", "8"]
+
+
+def test_no_cell_is_a_formula_of_a_spreadsheet_and_numbers_stay():
+    texts = ("=1+1", "@SUM(1)|cmd", "-1+cmd|' /C calc'!A0", "+A1", "\t=1", "-0.3", "+5e-3", "-", "a=b")
+    table = Table(name="t", title="t", columns=left("=head"), rows=tuple(row_of(text) for text in texts), notes=())
+    (_, head), *rows = csv.reader(io.StringIO(csv_text(replace(table, rows=(row_of("x", section="=s"), *table.rows)))))
+    assert head == "'=head"
+    assert [section for section, _ in rows] == ["'=s", *[""] * len(texts)]
+    assert [text for _, text in rows[1:]] == [*(f"'{text}" for text in texts[:5]), *texts[5:]]
+
+
+def test_a_report_has_no_characters_that_a_terminal_obeys(tmp_path):
+    write_report(contents(title="\x1b[2J", tables=(make_table(text="\x1b[2J"),)), tmp_path)
+    assert not [path for path in tmp_path.rglob("*.*") if b"\x1b" in path.read_bytes()]

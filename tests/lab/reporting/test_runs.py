@@ -19,10 +19,9 @@ DEFAULTS = {"apo": {"algo.loss.pull_coef": "0.1"}}
 
 
 def test_a_run_is_read_with_its_method_model_and_series(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", ["algo=apo", "++seed=3"], seed=3)
+    write_run(tmp_path / "run", seed=3)
     (run,) = read_runs([tmp_path])
     assert (run.algo, run.label, run.model, run.seed) == ("apo", "APO", "tiny", "3")
-    assert run.overrides == {"algo": "apo", "seed": "3"}
     # Step 1 stands there twice, as after a resume; step 2 is NaN; step 0 has no entropy.
     assert run.metrics["train/entropy"].dropna().to_dict() == {1: 2.0}
     assert run.metrics["val/arithmetic/pass@1"].dropna().to_dict() == {0: 0.25}
@@ -42,7 +41,7 @@ def test_a_run_is_found_once_through_two_folders(tmp_path: Path) -> None:
     [
         (".hydra/config.yaml", "a: [", r"config\.yaml: cannot be read"),
         (".hydra/config.yaml", "[1]", r"config\.yaml: holds list, not dict"),
-        (".hydra/overrides.yaml", "a: 1", r"overrides\.yaml: holds dict, not list"),
+        (".hydra/hydra.yaml", "hydra: {}", r"hydra\.yaml lacks 'runtime'"),
         ("summary.json", "{", r"summary\.json: not JSON"),
         ("metrics.csv", "step,a\nx,1\n", r"metrics\.csv: Unable to parse string .x. at position 0"),
         ("metrics.csv", "epoch,a\n1,1\n", r"metrics\.csv: has no column `step`"),
@@ -55,10 +54,9 @@ def test_a_broken_file_is_named_in_one_line(tmp_path: Path, name: str, content: 
     assert "\n" not in str(caught.value)
 
 
-def run(pull: str | None = None, *, algo: str = "apo", seed: str = "1", **overrides: str) -> RunCard:
-    config = {"seed": seed, "algo.loss.pull_coef": pull or "0.1"}
-    typed = overrides | ({"algo.loss.pull_coef": pull} if pull else {}) | {"algo": algo, "seed": seed}
-    return RunCard(folder=Path(f"{algo}{pull}{seed}"), algo=algo, model="tiny", overrides=typed, config=config)
+def run(pull: str | None = None, *, algo: str = "apo", seed: str = "1", **config: str) -> RunCard:
+    composed = {"seed": seed, "algo.loss.pull_coef": pull or "0.1"} | config
+    return RunCard(folder=Path(f"{algo}{pull}{seed}"), algo=algo, model="tiny", config=composed)
 
 
 def test_methods_and_seeds_are_no_axes_but_settings_are() -> None:
@@ -69,8 +67,18 @@ def test_methods_and_seeds_are_no_axes_but_settings_are() -> None:
 
 def test_an_experiment_stands_for_the_config_keys_in_which_runs_differ() -> None:
     experiments = {"paper/sensitivity_pull_0.02": run("0.02", seed="9"), "paper/apo": run("0.1")}
-    runs = [replace(one, overrides={"experiment": name}) for name, one in experiments.items()]
+    runs = [replace(one, config={**one.config, "experiment": name}) for name, one in experiments.items()]
     assert axes(runs) == ("algo.loss.pull_coef",)
+
+
+def test_a_group_stands_for_the_keys_below_it_and_a_key_for_those_that_follow_it(tmp_path: Path) -> None:
+    assert axes([run(data=name, **{"data.path": name}) for name in ("locks", "countdown")]) == ("data",)
+    for rate in (1, 2):
+        config = {"optimizer": {"lr": rate}, "critic": {"lr": "${optimizer.lr}"}}
+        write_run(tmp_path / str(rate), config=config)
+    runs = read_runs([tmp_path])
+    assert axes(runs) == ("optimizer.lr",)
+    assert [run.config["critic.lr"] for run in runs] == ["1", "2"]
 
 
 def test_the_defaults_are_those_that_training_composes() -> None:

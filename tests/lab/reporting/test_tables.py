@@ -170,8 +170,7 @@ def test_our_numbers_stand_beside_the_papers_and_wrong_ones_are_marked() -> None
 
 def test_a_training_sweep_alone_makes_sensitivity_and_held_out_tables(tmp_path: Path) -> None:
     for index, (pull, after) in enumerate([(0.1, 0.5), (0.1, 0.7), (0.02, 0.4)]):
-        overrides = [f"{PULL}={pull}", f"seed={index}"]
-        write_run(tmp_path / str(index), overrides, seed=index, loss={"pull_coef": pull}, after=after)
+        write_run(tmp_path / str(index), seed=index, loss={"pull_coef": pull}, after=after)
     runs = read_runs([tmp_path])
     found = measurements(runs, read_evaluations([tmp_path]), DEFAULTS)
     table = sensitivity_table(found, block="tiny", method="APO", defaults=DEFAULTS)
@@ -189,9 +188,8 @@ EXACT = "step,val/locks/exact/pass@1,val/locks/exact/pass@64\n0,0.1,0.9\n1,,\n2,
 @pytest.mark.parametrize("sampled", ["nothing", "held out", "evaluated in part"])
 def test_exact_values_of_a_sweep_are_beside_what_was_sampled(tmp_path: Path, sampled: str) -> None:
     for index, (pull, after) in enumerate([(0.1, 0.5), (0.1, 0.7), (0.02, 0.4)]):
-        overrides = [f"{PULL}={pull}", f"seed={index}"]
         config = {"model": {"name": "tiny", "path": "base"}}
-        folder = write_run(tmp_path / str(index), overrides, seed=index, loss={"pull_coef": pull}, config=config)
+        folder = write_run(tmp_path / str(index), seed=index, loss={"pull_coef": pull}, config=config)
         (folder / "metrics.csv").write_text(EXACT.format(after))
         if sampled != "held out":
             (folder / "summary.json").unlink()

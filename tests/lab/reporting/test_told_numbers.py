@@ -28,6 +28,7 @@ EDITIONS = {
     "Locks at equal pass@1": ("longer", "cliff", "full"),
     "Which methods keep a branch": ("branches", "across"),
     "A KL at the entrance alone": ("recipe", "longer", "cliff"),
+    "Weights or decoding": ("decoding", "across"),
     "Limits": ("full", "across"),
 }
 """Section of docs/lab/editions.md → the editions whose numbers it tells."""
@@ -35,6 +36,8 @@ CONSTANTS = {
     "0.351 0.444 0.984 0.862": "a tuning run of GRPO on countdown_3, by which L* was set before the edition full",
     "34.5": "the level of the edition branches on locks",
     "46.39": "PKPO's pass@1 at step 10 on divisors, in docs/lab/language/curves.csv.gz",
+    "0.70": "a share of the best single kind, in docs/lab/across",
+    "91.67": "pass@32 of the base models of decoding, in benchmarks/RESULTS.md",
     "0.041": "base models that were not used",
 }
 """Numbers of docs/lab/editions.md that no published page has."""

@@ -12,6 +12,7 @@ from apo_lab.theory.problems import Tree, bandit, dist, random_probs, seeded
 from apo_lightning.advantages import GroupNormalized, PassAtK, SignedReward
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, GRPO, GRPOKL
+from apo_lightning.losses.policy_loss import Importance
 from apo_lightning.types import AdvantageInputs
 
 GROUPED = (GroupNormalized(), GroupNormalized(normalize_std=False))
@@ -88,3 +89,10 @@ def test_the_other_pulls_have_the_gradients_that_their_names_say():
     torch.testing.assert_close(push, 1.05 * dist(-0.6, 0.3, 0.2, 0.1))
     torch.testing.assert_close(log_mass, 0.1 * (dist(0, 0.6, 0.4, 0) - probs))
     torch.testing.assert_close(cross_entropy, 0.1 * (dist(0, 0.5, 0.5, 0) - probs))
+
+
+def test_where_the_engine_is_the_policy_importance_changes_no_force():
+    probs, ref = dist(0.5, 0.3, 0.2), dist(0.4, 0.4, 0.2)
+    for mode in ("token_truncate", "sequence_mask"):
+        found = token_forces(GRPO(importance=Importance(mode)), probs.log(), ref, 0, 1.0)
+        assert torch.equal(found, token_forces(GRPO(), probs.log(), ref, 0, 1.0))

@@ -21,7 +21,6 @@ from apo_lab.reporting.figures.evaluations import (
     sensitivity_points,
 )
 from apo_lab.reporting.names import BENCHMARKS, algo_of, data_rows, in_order, slug
-from apo_lab.reporting.published import as_measurements, published
 from apo_lab.reporting.records import Measurement, RunCard
 from apo_lab.reporting.runs import Defaults, RunsByMethod, grouped, runs_by_method
 from apo_lab.reporting.style import QUIET, UNNAMED, Style, styles_of
@@ -38,7 +37,7 @@ PANELS = {
     ),
     "monitors": (
         "Diagnostics",
-        "Dotted: 0 of a difference or a count, the alarm's threshold, or else the first logged value, of the base. ",
+        "Dotted: 0 of a difference or a count, or else the first logged value, of the base. ",
     ),
 }
 """Figures of panels: title and what their captions begin with."""
@@ -51,7 +50,6 @@ ARROWS_SAID = {
 """What captions say of the arrows of the Pareto figure."""
 WINDOWS_PER_RUN = 20
 """Lines are smoothed over a twentieth of the run."""
-THRESHOLD = "callbacks.collapse_alarm.threshold"
 
 
 def report_figures(
@@ -61,11 +59,9 @@ def report_figures(
 
     A method has the same style in each.
     """
-    paper = as_measurements(published("main_results"))
     by_model = runs_by_method(runs, defaults)
-    names = {item.name for item in (*measurements, *paper)}
-    styles = styles_of(names.union(*by_model.values()))
-    return [*_evaluated(measurements, paper, styles), *_swept(measurements, defaults or {}), *_logged(by_model, styles)]
+    styles = styles_of({item.name for item in measurements}.union(*by_model.values()))
+    return [*_evaluated(measurements, styles), *_swept(measurements, defaults or {}), *_logged(by_model, styles)]
 
 
 class MethodCurve(NamedTuple):
@@ -107,7 +103,7 @@ def curve_panels(runs: RunsByMethod, figure: str) -> list[CurvePanel]:
     """A panel for each key that some run logged and that matches a pattern of a figure in `panels.csv`.
 
     That file has a pattern of metric keys, the title with the pattern's groups, and the dotted line: at zero, the first
-    logged value, of the base, the alarm's threshold, or none.
+    logged value, of the base, or none.
     """
     every = [run for group in runs.values() for run in group]
     keys = {key for run in every for key in run.metrics}
@@ -147,9 +143,7 @@ def curves_figure(shown: Sequence[CurvePanel], styles: Mapping[str, Style]) -> F
     return figure
 
 
-def _evaluated(
-    measurements: Sequence[Measurement], paper: Sequence[Measurement], styles: dict[str, Style]
-) -> Iterator[NamedFigure]:
+def _evaluated(measurements: Sequence[Measurement], styles: dict[str, Style]) -> Iterator[NamedFigure]:
     chosen = evaluated(measurements)
     if points := pareto_points(measurements):
         arrows = {name for block in grouped(points, lambda point: point.block) for name in pareto_arrows(block)}
@@ -157,7 +151,7 @@ def _evaluated(
         means = ", means over the benchmarks that all methods of a panel have" * is_mean
         said = "".join(text for name, text in ARROWS_SAID.items() if name in arrows)
         caption = f"Pass@1 against Pass@K{means}; crosses: {INTERVALS}.{said}"
-        figure = pareto_figure(measurements, styles, published=paper)
+        figure = pareto_figure(measurements, styles)
         yield NamedFigure("pareto", "Efficiency against coverage", caption, figure)
     if any(item.pass_at_k for item in chosen):
         caption = f"pass@k against k, unbiased; bands: {INTERVALS}."
@@ -165,14 +159,11 @@ def _evaluated(
 
 
 def _swept(measurements: Sequence[Measurement], defaults: Defaults) -> Iterator[NamedFigure]:
-    benchmarks = {item.benchmark for item in measurements}
-    paper = [item for item in as_measurements(published("sensitivity")) if item.benchmark in benchmarks]
-    models = {item.block: item.model for item in measurements}
     swept = swept_methods(measurements)
     for block, method in swept:
         usual = defaults.get(algo_of(method), {})
         if ours := sensitivity_points(measurements, block, method, usual):
-            figure = sensitivity_figure(ours, sensitivity_points(paper, models[block], method, usual), usual)
+            figure = sensitivity_figure(ours, usual)
             suffix = f"_{slug(block)}_{slug(method)}" if len(swept) > 1 else ""
             items = series_of(measurements, block, method)
             over = ", ".join(BENCHMARKS[name] for name in in_order(common_benchmarks(items)[block], BENCHMARKS))
@@ -238,6 +229,4 @@ def _reference(runs: Sequence[RunCard], key: str, kind: str) -> float:
     if kind == "base":
         first = [run.metrics[key].dropna().iloc[0] for run in runs if key in run.metrics]
         return sum(first) / len(first)
-    if kind == "threshold":
-        return float(next((run.config[THRESHOLD] for run in runs if THRESHOLD in run.config), math.nan))
     return 0.0 if kind == "zero" else math.nan

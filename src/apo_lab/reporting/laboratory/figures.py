@@ -20,7 +20,7 @@ from apo_lab.reporting.figures.canvas import (
 )
 from apo_lab.reporting.laboratory.decodings import decodings_figures
 from apo_lab.reporting.laboratory.layers import layers_figures
-from apo_lab.reporting.laboratory.levels import EVERY, EXPLORED, OF_ONE_KIND, Group, best_single_strategy, groups
+from apo_lab.reporting.laboratory.levels import EVERY, EXPLORED, OF_ONE_KIND, Group, best_single_strategy, drawn_groups
 from apo_lab.reporting.laboratory.lost import lost_figures
 from apo_lab.reporting.laboratory.reading import ArmRuns, Edition, arm_name
 from apo_lab.reporting.names import BASE
@@ -34,7 +34,7 @@ Styles = Mapping[str, Style]
 def laboratory_figures(edition: Edition) -> list[NamedFigure]:
     """Level by level and where it is lost, then a figure of paths for each question about pass@64 that has runs."""
     styles = _styles(edition)
-    by_level = [_of_group(group, edition.protocol.worlds, styles) for group in groups(edition)]
+    by_level = [_of_group(group, edition.protocol.worlds, styles) for group in drawn_groups(edition)]
     of_questions = [_of_question(edition, question, styles) for question in edition.protocol.questions]
     lost = [*decodings_figures(edition), *lost_figures(edition), *layers_figures(edition)]
     return [*by_level, *lost, *(figure for figure in of_questions if figure)]
@@ -115,6 +115,8 @@ def _of_question(edition: Edition, question: Question, styles: Styles) -> NamedF
     is_averaged = any(name != method_of(name) for name in arms)
     dots = " Dotted: averages of the last policy with the base model." if is_averaged else ""
     worlds = [edition.protocol.worlds[name] for name in question.worlds]
+    if stage.is_decoded:
+        return None  # runs end at a pass@1, not at a step, so that no mean over steps is one over runs
     return NamedFigure(
         f"lab_{question.key}",
         f"{question.text} ({edition.group_name(question.worlds)})",

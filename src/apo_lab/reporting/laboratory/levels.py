@@ -43,13 +43,13 @@ choice of a strategy [nats] first falls below `COMMITTED`."""
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Group:
-    """The arms in worlds that are shown as one and have one L*."""
+    """The arms in worlds that are shown as one."""
 
     name: str
     stage: Stage
     worlds: tuple[str, ...]
     level: float
-    """L*."""
+    """L*; NaN if the worlds have several."""
     arms: Mapping[str, ArmRuns]
     """By name, averages included; those with runs."""
 
@@ -118,20 +118,26 @@ class Group:
         return max(arm.runs["base_pass@1"].max() for arm in self.arms.values())
 
 
-@cache
 def groups(edition: Edition) -> list[Group]:
+    """Those of `drawn_groups` that have one L*."""
+    return [group for group in drawn_groups(edition) if not np.isnan(group.level)]
+
+
+@cache
+def drawn_groups(edition: Edition) -> list[Group]:
     """The groups of worlds of the stage `main` and of those whose policies are averaged.
 
-    Those of several L*, of one arm or that are not dense are left out, and so are averages of a part of the model.
+    Those of several L* that are not decoded, of one arm or that are not dense are left out, and so are averages of a
+    part of the model.
     """
     stages = [stage for stage in edition.protocol.stages if stage.name == MAIN or stage.is_averaged]
     found = []
     for stage, worlds, arms in ((one, *each) for one in stages for each in edition.arms(one).items()):
         levels = {edition.protocol.worlds[world].level for world in worlds}
-        if len(levels) == 1 and len(arms) > 1:
+        if len(arms) > 1 and (len(levels) == 1 or stage.is_decoded):
             by_name = {arm.name: arm for arm in arms if arm.name in (m := method_of(arm.name), m + AVERAGED)}
-            name, level = edition.group_name(worlds), min(levels)
-            found.append(Group(name=name, stage=stage, worlds=worlds, level=level, arms=by_name))
+            level = min(levels) if len(levels) == 1 else np.nan
+            found.append(Group(name=edition.group_name(worlds), stage=stage, worlds=worlds, level=level, arms=by_name))
     return [group for group in found if group.is_dense]
 
 
@@ -151,10 +157,9 @@ def best_single_strategy(world: World) -> float:
 
 
 def level_tables(edition: Edition) -> list[Table]:
-    """Two tables for each group of worlds, and one of the instances of locks."""
-    found = groups(edition)
-    made = [table for group in found for table in (means_table(group), differences_table(group))]
-    return [*made, worlds_table(edition, found)]
+    """Two tables for each group of worlds with one L*, and one of the worlds where one strategy solves the most."""
+    made = [table for group in groups(edition) for table in (means_table(group), differences_table(group))]
+    return [*made, worlds_table(edition, drawn_groups(edition))]
 
 
 def means_table(group: Group) -> Table:
@@ -222,7 +227,7 @@ def worlds_table(edition: Edition, found: Sequence[Group]) -> Table:
                 rows += [_cliff_row(group.arms[name].within([world.name]), single, section) for name in group.trained]
     return Table(
         name="lab_worlds",
-        title=f"{EXPLORED}: where methods commit themselves and lose pass@64, in the instances of locks",
+        title=f"{EXPLORED}: where methods commit themselves and lose pass@64, where one strategy solves the most",
         columns=(
             *left("Arm"),
             *right("step", "pass@1", group="Commits"),
@@ -234,7 +239,7 @@ def worlds_table(edition: Edition, found: Sequence[Group]) -> Table:
             "Means, from the lowest to the highest run. Commits: the entropy of its choice of a strategy first falls "
             "below 1 nat. Cliff: pass@64 first falls below 90 %. Runs for which that does not happen are left out. "
             "Best single strategy: pass@1 of a policy that answers every held-out problem with the one strategy that "
-            "opens most of them. Runs above it: how many reach this pass@1.",
+            "solves most of them. Runs above it: how many reach this pass@1.",
         ),
     )
 

@@ -12,7 +12,7 @@ from apo_lab.reporting.tables.cells import EMPTY
 
 def runs_table(runs: Sequence[RunCard], defaults: Defaults | None = None) -> Table:
     """Each run's number, label, seed, last step, folder from here, and when it last wrote metrics, by model."""
-    keys, rows = axes(runs, defaults), []
+    keys, rows = axes(runs), []
     for number, run in enumerate(runs, start=1):
         written = run.folder / "metrics.csv"
         rows.append(

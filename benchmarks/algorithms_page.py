@@ -1,4 +1,4 @@
-"""`python -m apo_lab.commands.algorithms docs`: the page of all algorithms, from their files.
+"""`python -m benchmarks.algorithms_page docs`: the page of all algorithms, from their files.
 
 A section is made of the first lines of the algorithm's YAML (what it is; a line that begins with "Use" says when), of
 the docstrings of its loss, advantage estimator and parts, of what they declare, and of a run on a tabular policy.
@@ -12,20 +12,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hydra.utils import get_class, instantiate
+from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
-from apo_lab.reporting.figures.canvas import encode
-from apo_lab.theory.figures import GROUP_SIZE, RATE, RUNS, STEPS, TOKENS, algorithm_figure
+from apo_lab.reporting.figures.canvas import encode, panels, styled
+from apo_lab.theory.figures import APO, GRPO, NSR, curves
+from apo_lab.theory.trajectories import TWO_VALID, course
+from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.common.files import write_atomically
+from apo_lightning.losses import PolicyLoss
 from apo_lightning.run.choices import composed, config_folders, options_of
 from apo_lightning.types import Needs
 
-ROOT = Path(__file__).resolve().parents[3]
+STEPS, GROUP_SIZE, RATE, RUNS = 100, 8, 0.2, 48
+TOKENS = TWO_VALID.ref.shape[1]
+ROOT = Path(__file__).resolve().parents[1]
 USUAL = ("GroupNormalized", "apo")
 """The estimator that a section does not repeat, and the section that describes it."""
 HEAD = f"""# Algorithms
 
-<!-- made by python -m apo_lab.commands.algorithms docs -->
+<!-- made by python -m benchmarks.algorithms_page docs -->
 
 Each is a loss and an advantage estimator, chosen by `algo=<name>`. The figures show means over {RUNS} runs on a
 bandit of {TOKENS} tokens: a right answer of probability 0.40, another of 0.05, and 14 errors, for {STEPS} optimizer
@@ -35,6 +41,21 @@ softmax, not of a language model. [The laboratory](lab.md#what-to-use) says whic
 Each class is described once. Advantages are those of [`{USUAL[0]}`](#{USUAL[1]}) unless a section names another
 estimator; wrappers (`Adjusted`, `Informative`, `InverseFrequency`, `Shaped`) contain it.
 """
+
+
+@styled
+def algorithm_figure(loss: PolicyLoss, advantage: AdvantageEstimator) -> Figure:
+    """Mean probability of the likely right answer, the rare one and all errors, over steps on groups of eight."""
+    rare, accuracy = course(TWO_VALID, loss, advantage, group_size=GROUP_SIZE, eta=RATE, replicates=RUNS, steps=STEPS)
+    figure, (axes,) = panels(1, height=1.5)
+    shown = [
+        ("likely answer", GRPO.line, (accuracy - rare).mean(1)[::2]),
+        ("rare answer", APO.line, rare.mean(1)[::2]),
+        ("errors", NSR.line, (1 - accuracy).mean(1)[::2]),
+    ]
+    steps = range(0, STEPS, 2)
+    curves(axes, "", "optimizer step", "probability (log scale)", steps, shown, yscale="log", ylim=(1e-3, 1))
+    return figure
 
 
 def page() -> str:

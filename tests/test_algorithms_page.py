@@ -2,14 +2,14 @@
 
 import re
 
-from apo_lab.commands.algorithms import page
+from benchmarks.algorithms_page import page
 from composing import ROOT, names
 
 PAGE = ROOT / "docs" / "algorithms.md"
 
 
 def test_the_page_is_current():
-    assert page() == PAGE.read_text(), "run: python -m apo_lab.commands.algorithms docs"
+    assert page() == PAGE.read_text(), "run: python -m benchmarks.algorithms_page docs"
 
 
 def test_every_algorithm_has_a_section_and_every_figure_exists():
