@@ -16,6 +16,13 @@ from apo_lightning.module import RLVRModule
 from apo_lightning.types import StepOutput, ValidationOutput
 from factories import make_prompt, make_step, make_validation
 
+CONFIG = {
+    "model": {"name": "tiny", "path": None},
+    "algo": {"loss": {"_target_": "apo_lightning.losses.GRPO"}},
+    "data": {"name": "p"},
+    "seed": 7,
+}
+
 
 class TinyPolicy(nn.Module):
     def __init__(self):
@@ -35,7 +42,7 @@ class ScriptedModule(pl.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.policy = TinyPolicy()
-        self.checkpointer = SimpleNamespace(identity={"the training data": "5e"})
+        self.checkpointer = SimpleNamespace(identity={"the training data": "5e"}, config=CONFIG)
         self.clock = PhaseClock()
         self.seed = 7
         self.make_step_output: Callable[[int, int], StepOutput] = make_step_output

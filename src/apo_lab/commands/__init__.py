@@ -7,7 +7,7 @@ LAB = Command(
     summary="Train every method on small worlds, and compare them on one page.",
     work="apo_lab.laboratory.command:laboratory",
     config="lab",
-    actions=("run", "status", "page"),
+    actions=("run", "status", "page", "verify"),
 )
 PRETRAIN = Command(
     name="pretrain",

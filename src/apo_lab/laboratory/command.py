@@ -8,8 +8,10 @@ from omegaconf import DictConfig
 from apo_lab.editions.protocol import load_protocol
 from apo_lab.laboratory.registration import registration
 from apo_lab.laboratory.runs import identity_of, show_progress, work_off
+from apo_lab.laboratory.verifying import verify_row
 from apo_lab.reporting.laboratory import laboratory_page
-from apo_lightning.common.console import say
+from apo_lightning.common.checks import check_table, require_none_differs
+from apo_lightning.common.console import say, show
 from apo_lightning.common.files import folder_locked
 from apo_lightning.errors import ConfigError
 from apo_lightning.run.launching import launch_time
@@ -17,6 +19,8 @@ from apo_lightning.run.launching import launch_time
 
 def laboratory(cfg: DictConfig) -> None:
     """Do `action`: `run` makes runs and page, `status` counts, `page` makes the page from the tables alone.
+
+    `verify` makes one run again that has a row.
 
     Raises:
         ConfigError: as `work_off` and `laboratory_page`; or a page of tables that do not exist.
@@ -26,6 +30,11 @@ def laboratory(cfg: DictConfig) -> None:
     cfg.tables = cfg.tables or f"{cfg.output_dir}/tables"
     if cfg.action == "status":
         show_progress(cfg, protocol, identity_of(protocol))
+        return
+    if cfg.action == "verify":
+        found = verify_row(cfg, protocol)
+        show(check_table(found))
+        require_none_differs(found)
         return
     rows = Path(cfg.tables) / "runs.csv.gz"
     if cfg.action == "page" and not rows.is_file():

@@ -70,7 +70,7 @@ def work_off(cfg: DictConfig) -> None:
         # Arms of tuned methods are missing jobs only after their tuning.
         while jobs := [job for job in missing_jobs(cfg, protocol, _rows(cfg, identity)) if job not in failed]:
             futures = {
-                pool.submit(_attempt, job.title, job.folder, partial(_train, job, identity)): job for job in jobs
+                pool.submit(_attempt, job.title, job.folder, partial(train_job, job, identity)): job for job in jobs
             }
             for future in as_completed(futures):
                 job, ended = futures[future], future.result()
@@ -157,7 +157,8 @@ def _base(overrides: tuple[str, ...], folder: Path) -> Rows:
     return Rows(runs=[], curves=[])
 
 
-def _train(job: Job, identity: Mapping[str, str]) -> Rows:
+def train_job(job: Job, identity: Mapping[str, str]) -> Rows:
+    """Make a run in this process."""
     from apo_lab.laboratory.decoding import measure_decodings
     from apo_lab.laboratory.harvest import harvest
     from apo_lightning.run import train

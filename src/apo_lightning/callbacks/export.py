@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 from apo_lightning.callbacks.step_callback import StepCallback
 from apo_lightning.checkpoints.origin import EXPORTS, read_export, write_origin
 from apo_lightning.common.files import publish_folder
+from apo_lightning.common.model_card import model_card
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.lora import has_adapters, save_adapter
 
@@ -43,6 +44,9 @@ class ExportPolicy(StepCallback):
         trainer.strategy.barrier("export: weights written")
         sha256, identity = module.weights_sha256, module.checkpointer.identity
         if trainer.is_global_zero:
+            if name == EXPORTS[0]:  # PEFT writes that of the adapters
+                card = model_card(module.checkpointer.config, step=trainer.global_step, sha256=sha256)
+                (partial / "README.md").write_bytes(card)
             write_origin(partial, step=trainer.global_step, weights_sha256=sha256, identity=identity)
             publish_folder(partial, final)
 

@@ -14,6 +14,8 @@ VERSION = 1
 """Of the format of both records."""
 OF_RUN, OF_EXPORT = "identity.json", "origin.json"
 """The record in a run's folder, and in each of `EXPORTS`."""
+OF_COPY = (".gitattributes", ".git/**/*", ".cache/**/*")
+"""What a clone or a download of a published folder has besides its files."""
 EXPORTS = ("final", "adapter")
 """The folders in a run's `checkpoints/` that the end of its training writes."""
 CODE = "the code of"
@@ -59,7 +61,8 @@ def read_origin(folder: Path) -> Origin:
         ConfigError: it has none, or is not as it was written.
     """
     origin = read_record(folder / OF_EXPORT, Origin, VERSION)
-    if (found := difference_from(folder, origin.files, besides=[OF_EXPORT])) is not None:
+    besides = [OF_EXPORT, *(str(path.relative_to(folder)) for each in OF_COPY for path in folder.glob(each))]
+    if (found := difference_from(folder, origin.files, besides=besides)) is not None:
         raise ConfigError(f"{folder} is damaged: {found}")
     return origin
 

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from apo_lightning.common.checks import DiffersError
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import Microbatch, PackedSequences
 from apo_lightning.model.policy import Policy
@@ -142,13 +143,52 @@ def check_engine(
         ]
     )
     check_policy_version(completions, version)
-    sequences = pack(probes, [completion.token_ids for completion in completions])
     reported = torch.tensor([logprob for completion in completions for logprob in completion.logprobs])
-    recomputed, noise = torch.empty_like(reported), torch.empty_like(reported, dtype=torch.float64)
-    for microbatch in microbatches(sequences, [policy], tokens_per_microbatch=1):
-        logprobs, index = policy(microbatch).logprobs, microbatch.token_index.cpu()
-        recomputed[index] = logprobs.float().cpu()
-        noise[index] = rounding_noise(policy, microbatch, logprobs).cpu()
+    recomputed, noise, _ = token_logprobs(policy, probes, [completion.token_ids for completion in completions])
     gap = logprob_gap(reported, recomputed)
     check_logprob_gap(gap, gap_tolerance(float(noise.mean()), len(noise)), version)
     return gap
+
+
+@torch.no_grad()
+def token_logprobs(
+    policy: Policy, prompts: Sequence[Prompt], completions: Sequence[Sequence[int]], temperature: float = 1.0
+) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"], Int[Tensor, "tokens"]]:
+    """Log-prob of each token under the policy, how far rounding moves it [nats], and the index of its completion."""
+    sequences = pack(prompts, completions)
+    owners = sequence_of_each_token(sequences)
+    logprobs, noise = torch.empty(len(owners)), torch.empty(len(owners), dtype=torch.float64)
+    for microbatch in microbatches(sequences, [policy], tokens_per_microbatch=1):
+        found, index = policy(microbatch, temperature=temperature).logprobs, microbatch.token_index.cpu()
+        logprobs[index] = found.float().cpu()
+        noise[index] = rounding_noise(policy, microbatch, found, temperature).cpu()
+    return logprobs, noise, owners
+
+
+def require_likely(
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    completions: Sequence[Sequence[int]],
+    reported: Sequence[float],
+    *,
+    temperature: float,
+    names: Sequence[str],
+) -> float:
+    """Compare log π of whole completions [nats] with what an engine has reported, within `gap_tolerance`.
+
+    Returns the largest distance [nats per token]; raises `DiffersError`, which names the first completion that it is
+    too large for.
+    """
+    logprobs, noise, owners = token_logprobs(policy, prompts, completions, temperature)
+    largest = 0.0
+    for index, (name, said) in enumerate(zip(names, reported, strict=True)):
+        own = owners == index
+        num_tokens, here = int(own.sum()), float(logprobs[own].double().sum())
+        gap, tolerance = abs(here - said) / num_tokens, gap_tolerance(float(noise[own].mean()), num_tokens)
+        if not gap <= tolerance:
+            raise DiffersError(
+                f"{name}: its log-prob is {said:.4g} there and {here:.4g} here, {gap:.3g} nats a token apart, and "
+                f"rounding explains {tolerance:.3g}"
+            )
+        largest = max(largest, gap)
+    return largest

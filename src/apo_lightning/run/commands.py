@@ -77,6 +77,19 @@ BUILT_IN = (
         work="apo_lightning.run.exporting:export",
         config="export",
     ),
+    Command(
+        name="verify",
+        summary="Make a result again, and compare it with what it says.",
+        work="apo_lightning.run.verifying:main",
+        config="verify",
+        uses_devices=True,
+    ),
+    Command(
+        name="publish",
+        summary="Write a policy with its model card and evidence.",
+        work="apo_lightning.run.publishing:publish",
+        config="publish",
+    ),
 )
 
 

@@ -128,7 +128,7 @@ def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept
         spec = run.instantiate(run.final_model if checkpoint == FINAL else run.reference, "model")
     device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
     dtype = compute_dtype(spec, device)
-    default = run.folder / "evaluation" if run else Path("outputs") / "evaluate" / spec.name
+    default = run.folder / "evaluation" if run and not run.is_published else Path("outputs") / "evaluate" / spec.name
     output_dir = Path(cfg.output_dir) if cfg.output_dir else default
     if is_swept:
         output_dir /= settings_folder(overrides)

@@ -55,7 +55,7 @@ def export(cfg: DictConfig) -> Path:
     if to.exists():
         raise ConfigError(f"to={to} exists: remove it, or name another folder")
     quiet_libraries(run.folder / "export.log")
-    policy = _untrained_policy(run)
+    policy = untrained_policy(run)
     here = dict(run.base_identity())
     if run.lora is None and not cfg.average_with_base:  # the checkpoint has every weight
         here.pop(WEIGHTS, None)
@@ -87,7 +87,7 @@ def _checkpoint(run: Path, name: str) -> Checkpoint:
     return choices[name]
 
 
-def _untrained_policy(run: TrainedRun) -> Policy:
+def untrained_policy(run: TrainedRun) -> Policy:
     """The run's policy as it was before training, with its adapters if it has any."""
     spec = run.instantiate(run.reference, "model")
     with progress_bars_hidden():

@@ -70,7 +70,7 @@ def _filled_in(name: str, node: Any, run: TrainedRun | None) -> Any:
         )
     source, hub = run.instantiate(run.data, "data"), run.data.get("hub")
     reward = OmegaConf.to_container(run.reward, resolve=True)
-    run.require_known(_without_own_functions(reward, run.folder), "reward", "data")
+    run.require_known(without_own_functions(reward, run.folder), "reward", "data")
     return OmegaConf.create(
         {
             "_target_": "apo_lightning.evaluation.benchmark.Benchmark",
@@ -85,15 +85,15 @@ def _filled_in(name: str, node: Any, run: TrainedRun | None) -> Any:
     )
 
 
-def _without_own_functions(node: Any, run: Path) -> Any:
+def without_own_functions(node: Any, run: Path) -> Any:
     """Plain data without the functions of the working directory, which get no arguments from the run's folder."""
     if isinstance(node, list):
-        return [_without_own_functions(child, run) for child in node]
+        return [without_own_functions(child, run) for child in node]
     if not isinstance(node, dict):
         return node
     if node.keys() == {"_target_", "_partial_"} and node["_partial_"] is True and _is_own_code(node["_target_"], run):
         return None
-    return {key: _without_own_functions(child, run) for key, child in node.items()}
+    return {key: without_own_functions(child, run) for key, child in node.items()}
 
 
 def _is_own_code(target: str, run: Path) -> bool:

@@ -1,7 +1,7 @@
 """`run=…`: a training run whose policy is measured or exported, and its points in training."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from apo_lightning.checkpoints.folder import Checkpoint, complete_checkpoints, snapshots_of, step_name
-from apo_lightning.checkpoints.origin import OF_EXPORT, identity_of_run, read_export, require_unchanged
+from apo_lightning.checkpoints.origin import OF_EXPORT, identity_of_run, read_export, read_origin, require_unchanged
 from apo_lightning.common.console import say
 from apo_lightning.common.files import read_yaml_text, write_atomically
 from apo_lightning.common.identity import Identity
@@ -24,6 +24,8 @@ from apo_lightning.run.choices import targets_of
 from apo_lightning.run.sources import identity_of_held_out
 
 FINAL, ALL, BASE = "final", "all", "base"
+EVIDENCE = "evidence"
+"""The folder of a published policy that has the files of its run."""
 ONLY_READ = ("checkpoints", "rollouts", "wandb")
 """Folders of a run that no command writes to: a link in them may lead to another disk, and one of W&B does."""
 
@@ -33,6 +35,11 @@ class TrainedRun:
     """The parts of a training run that an evaluation reads."""
 
     folder: Path
+    """That has its settings, numbers and evaluations; of a published folder, its `EVIDENCE`."""
+    final: Path
+    """The folder of the final policy."""
+    config: DictConfig
+    """All of its settings."""
     reference: DictConfig
     """The run's `model` node: the model before training."""
     data: DictConfig
@@ -53,10 +60,12 @@ class TrainedRun:
 
     @classmethod
     def read(cls, folder: Path) -> "TrainedRun":
-        """Read a training run's folder; raises `ConfigError` if it is none."""
+        """Read a training run's folder, or a published one; raises `ConfigError` if it is neither."""
+        is_published = (folder / EVIDENCE / ".hydra").is_dir()
+        root, folder = folder, folder / EVIDENCE if is_published else folder
         if not (folder / ".hydra" / "config.yaml").is_file():
             raise ConfigError(f"run={folder} is no training run (it has no .hydra/config.yaml): give the folder of one")
-        _refuse_links_out_of(folder)
+        _refuse_links_out_of(root, ONLY_READ if root == folder else ())
         composed, hydra, typed = (
             _read(folder / ".hydra" / f"{name}.yaml") for name in ("config", "hydra", "overrides")
         )
@@ -65,6 +74,8 @@ class TrainedRun:
                 OmegaConf.to_container(node)  # raises where it is none
             return cls(
                 folder=folder,
+                final=root if is_published else folder / "checkpoints" / "final",
+                config=composed,
                 reference=composed.model,
                 data=composed.data,
                 reward=composed.reward,
@@ -93,8 +104,8 @@ class TrainedRun:
         return instantiate(node, _convert_="all")
 
     def require_known(self, node: object, *groups: str) -> None:
-        """Raise `ConfigError` for a `_target_` in plain data that no option of the groups names."""
-        known, group = set[str]().union(*map(targets_of, groups)), groups[0]
+        """Raise `ConfigError` for a `_target_` in plain data that no option of the groups names; none given: of any."""
+        known, group = set[str]().union(*map(targets_of, groups or [""])), (*groups, "GROUP")[0]
         for target in targets_in(node):
             if target not in known:
                 raise ConfigError(
@@ -115,26 +126,31 @@ class TrainedRun:
         return spec.identity(spec.load_tokenizer())
 
     @property
+    def is_published(self) -> bool:
+        """Whether it is a folder of `apo publish`."""
+        return self.folder == self.final / EVIDENCE
+
+    @property
     def final_model(self) -> DictConfig:
         """The run's `model` node, with the path of the final checkpoint.
 
         Raises:
             ConfigError: the run has none, or one that is not as it was written, or not of the run's end.
         """
-        checkpoint = self.folder / "checkpoints" / "final"
-        if not (checkpoint / OF_EXPORT).is_file():
+        if not (self.final / OF_EXPORT).is_file():
             raise ConfigError(
                 f"run={self.folder} has no checkpoints/final with an {OF_EXPORT}: it was stopped, trained with "
                 "callbacks=none or by an earlier version; name its weights with model.path=… instead"
             )
-        origin, (checkpoints, _) = read_export(checkpoint), complete_checkpoints(self.folder / "checkpoints")
+        origin = (read_origin if self.is_published else read_export)(self.final)
+        checkpoints, _ = complete_checkpoints(self.folder / "checkpoints")
         if checkpoints and (newest := checkpoints[-1].header.step) > origin.step:
             raise ConfigError(
                 f"run={self.folder}: checkpoints/final is of step {origin.step}, and the run was trained to {newest}: "
                 "continue it with resume=auto, which writes it again"
             )
         model = self.reference.copy()
-        model.path, model.config = str(checkpoint), None
+        model.path, model.config = str(self.final), None
         return model
 
 
@@ -165,11 +181,11 @@ def targets_in(node: object) -> Iterator[str]:
             yield from targets_in(child)
 
 
-def _refuse_links_out_of(folder: Path) -> None:
+def _refuse_links_out_of(folder: Path, besides: Collection[str]) -> None:
     """Raise `ConfigError` for a link through which a command's output would leave the run's folder."""
     for parent, folders, files in os.walk(folder):
         if Path(parent) == folder:
-            folders[:] = [name for name in folders if name not in ONLY_READ]
+            folders[:] = [name for name in folders if name not in besides]
         for path in (Path(parent, name) for name in (*folders, *files)):
             if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
                 raise ConfigError(f"run={folder}: the link {path.relative_to(folder)} leads out of it; remove the link")

@@ -182,7 +182,7 @@ def _module(cfg: DictConfig, prepared: Prepared, trainer: pl.Trainer, checkpoint
         max_completion_tokens=prepared.settings.max_completion_tokens,
         stop_token_ids=policy.stop_token_ids,
         clock=PhaseClock(),
-        state_at=partial(_trainer_state, prepared),
+        state_at=partial(trainer_state, prepared),
         on_finished=checkpointer.stop.check,
     )
     return RLVRModule(
@@ -228,7 +228,7 @@ def _reference(prepared: Prepared, policy: Policy, seed: int) -> Reference:
     return Reference(prepared.policy(model), is_mixed=prepared.reference.mixes)
 
 
-def _trainer_state(prepared: Prepared, step: int) -> TrainerState:
+def trainer_state(prepared: Prepared, step: int) -> TrainerState:
     """The state of the run when a step's completions are scored; step 0, of held-out problems: at the end."""
     max_steps: int = prepared.config[HORIZON]
     done, per_step = step - 1 if step else max_steps, prepared.settings.minibatches_per_step

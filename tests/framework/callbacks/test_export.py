@@ -14,7 +14,7 @@ def test_an_older_export_is_replaced_as_a_whole(scripted_run, tmp_path):
     stale.parent.mkdir(parents=True)
     stale.write_text("of a larger model")
     scripted_run([ExportPolicy()])
-    assert {path.name for path in stale.parent.iterdir()} == {"config.json", "origin.json"}
+    assert {path.name for path in stale.parent.iterdir()} == {"README.md", "config.json", "origin.json"}
 
 
 def test_an_interrupted_run_exports_nothing(scripted_run, tmp_path):

@@ -1,5 +1,6 @@
 """An edition end to end: a base model, tuning, runs that use its choice, averages, tables."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -49,11 +50,25 @@ def test_an_edition_from_its_base_model_to_its_tables_and_page(tmp_path, monkeyp
     averages_lead_from_the_base_to_the_last_policy(tables, runs)
     decodings_are_those_of_plain_forwards(tmp_path / "lab", tmp_path / "bases", tables)
     log_probs_are_deleted_and_weights_stay(tmp_path / "lab")
+    a_row_is_that_of_the_run_made_again(tables, arguments)
 
     (tmp_path / "lab" / "tables" / "before.csv").write_bytes((tables / "runs.csv.gz").read_bytes())
     assert "parts           2 of    2 runs done" in start_script("lab", *arguments).finish()
     assert (tables / "runs.csv.gz").read_bytes() == (tables / "before.csv").read_bytes()
     assert "main            2 of    2 runs done" in start_script("lab", "status", *arguments).finish()
+
+
+def a_row_is_that_of_the_run_made_again(tables, arguments):
+    words = ("lab", "verify", *arguments, "only=[wide]")
+    assert start_script(*words).finish().count(" checked ") == 2  # numbers and hashes
+    before = (tables / "runs.csv.gz").read_bytes()
+    rows = pd.read_csv(tables / "runs.csv.gz", dtype=str, keep_default_na=False)
+    rows.loc[rows.method == "wide", "pass@64"] = "0.5"
+    (tables / "runs.csv.gz").write_bytes(gzip.compress(rows.to_csv(index=False).encode()))
+    changed = start_script(*words)
+    assert changed.wait() == [1]
+    assert "pass@64 is 0.5 there and" in changed.said
+    (tables / "runs.csv.gz").write_bytes(before)
 
 
 def the_row_is_that_of_the_run(lab, runs):
