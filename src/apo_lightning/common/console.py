@@ -112,7 +112,7 @@ class _Console(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for segment in super().render(renderable, options):
-            yield segment._replace(text=printable(segment.text))
+            yield Segment(printable(segment.text), segment.style, segment.control)
 
 
 @contextlib.contextmanager
