@@ -1,11 +1,13 @@
 """The paper's own numbers, transcribed cell by cell from its tables into `paper/*.csv`."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from apo_lab.reporting.names import METHODS, MODELS, data_rows
+from apo_lab.reporting.records import Measurement, bare
+from apo_lightning.evaluation.records import Estimate
 
 Name = Literal["main_results", "sensitivity", "distribution", "coverage", "hyperparameters"]
 
@@ -63,3 +65,26 @@ def published_cell(
     wanted = (model, method, benchmark, metric, setting)
     names = ((MODELS[c.model], METHODS[c.method], c.benchmark, c.metric, c.setting) for c in published(table))
     return next((cell for cell, name in zip(published(table), names, strict=True) if name == wanted), None)
+
+
+def as_measurements(cells: Iterable[PublishedCell]) -> list[Measurement]:
+    """The published accuracies as figures take measurements: one a model, method, setting and benchmark, no intervals.
+
+    The printed averages are left out: a figure takes the mean over the benchmarks that it shows.
+    """
+    found: dict[tuple[str, str, str, str], dict[str, Estimate]] = {}
+    for cell in cells:
+        if cell.benchmark in NUM_SAMPLES and cell.metric.startswith("pass@"):
+            key = (cell.model, cell.method, cell.setting, cell.benchmark)
+            found.setdefault(key, {})[cell.metric] = bare(cell.value / 100)
+    return [
+        Measurement(
+            model=MODELS[model],
+            method=METHODS[method],
+            settings=dict([setting.split("=", 1)]) if setting else {},
+            benchmark=benchmark,
+            num_samples=NUM_SAMPLES[benchmark],
+            metrics=metrics,
+        )
+        for (model, method, setting, benchmark), metrics in found.items()
+    ]

@@ -17,7 +17,7 @@ MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, OSErro
 
 
 class DiffersError(Exception):
-    """A content is not what is said of it; the message names the first difference."""
+    """A file or number differs from what the author published; the message names the first difference."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """What figures draw, read back from the figures themselves; every method looks like itself, in colour and in grey."""
 
 import itertools
+import math
 import re
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ from apo_lab.reporting.figures.evaluations import (
 )
 from apo_lab.reporting.figures.report import curve_panels, curves_figure, method_curves, report_figures
 from apo_lab.reporting.names import METHODS
+from apo_lab.reporting.published import as_measurements, published
 from apo_lab.reporting.records import bare
 from apo_lab.reporting.runs import runs_by_method
 from apo_lab.reporting.style import KNOWN, styles_of
@@ -171,6 +173,15 @@ def test_pareto_points_average_over_the_benchmarks_that_all_methods_have():
     assert points["GRPO"].pass_at_k.value == pytest.approx(first["pass@4"].value)
 
 
+def test_published_pareto_points_are_the_papers_averages():
+    points = {(p.block, p.method): p for p in pareto_points(as_measurements(published("main_results")))}
+    # The paper prints 27.70 and 76.95 for Qwen2.5-Math-7B: (13.66 + 7.02 + 45.62 + 57.70 + 14.50)/5 = 27.70.
+    base = points["Qwen2.5-Math-7B", "Base"]
+    assert 100 * base.pass_at_1.value == pytest.approx(27.70)
+    assert 100 * base.pass_at_k.value == pytest.approx((73.33 + 56.67 + 100 + 89.6 + 65.15) / 5)
+    assert math.isnan(base.pass_at_1.low)
+
+
 @pytest.mark.parametrize(
     ("many", "arrows"),
     [({"Base": 0.9, "GRPO": 0.7, "APO": 0.8}, {"diversity collapse", "recovery"}), ({"GRPO": 0.8, "APO": 0.7}, set())],
@@ -185,6 +196,15 @@ def test_arrows_are_drawn_where_there_is_a_collapse_or_a_recovery(many, arrows):
     (figure,) = report_figures([], items)
     assert texts(figure.figure) & {"diversity collapse", "recovery"} == arrows
     assert ("Dashed arrow" in figure.caption, "Solid arrow" in figure.caption) == (bool(arrows), bool(arrows))
+
+
+def test_published_points_are_hollow_and_drawn_for_measured_models_alone():
+    items, paper = measured(), as_measurements(published("main_results"))
+    figure = pareto_figure(items, all_styles([*items, *paper]), published=paper)
+    assert {text for text in texts(figure) if "7B" in text} == {"Qwen2.5-Math-7B"}
+    points = [bar.lines[0] for bar in figure.axes[0].containers]
+    assert [line.get_markerfacecolor() for line in points].count("white") == 6
+    assert {"Base", "GRPO", "APO", "measured", "published"} <= texts(figure)
 
 
 def test_a_pass_at_k_curve_is_drawn_in_per_cent_over_every_k():
@@ -208,12 +228,14 @@ def test_a_sensitivity_panel_holds_the_default_among_the_values_in_order():
     assert np.diff(values).tolist() == pytest.approx([0.1, 0.1])
 
 
-def test_the_default_is_a_star():
-    points = sensitivity_points(sweep(), "Qwen2.5-Math-7B", "APO", DEFAULTS["apo"])
-    axes = sensitivity_figure(points, DEFAULTS["apo"]).axes[0]
-    (star,) = [line for line in axes.lines if line.get_marker() == "*"]
-    assert star.get_xdata().tolist() == [2]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "0.02", "0.1"]
+def test_the_default_is_a_star_and_published_values_are_hollow():
+    paper = as_measurements(published("sensitivity"))
+    ours, theirs = (sensitivity_points(items, "Qwen2.5-Math-7B", "APO", DEFAULTS["apo"]) for items in (sweep(), paper))
+    assert list(theirs[KEY]) == ["0", "0.01", "0.02", "0.05", "0.1"]
+    axes = sensitivity_figure(ours, theirs, DEFAULTS["apo"]).axes[0]
+    stars = [line for line in axes.lines if line.get_marker() == "*"]
+    assert {line.get_markerfacecolor() for line in stars} == {"white", KNOWN["APO"].color}
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "0.01", "0.02", "0.05", "0.1"]
 
 
 def watched(algo, first):

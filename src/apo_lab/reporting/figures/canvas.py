@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 from numpy.typing import ArrayLike
 
-from apo_lab.reporting.style import COLUMN_INCHES, PAGE_INCHES, Style
+from apo_lab.reporting.style import COLUMN_INCHES, PAGE_INCHES, QUIET, Style
 from apo_lightning.common.files import write_atomically
 from apo_lightning.evaluation.records import Estimate
 
@@ -121,6 +121,13 @@ def draw_mean(
     if last >= 0 and marker:
         look = {"markersize": 4, "zorder": 30 + line["zorder"]}
         axes.plot(levels[last], mean[last], marker, color=line["color"], **look)
+
+
+def filled_and_hollow() -> list[Line2D]:
+    """Legend entries: filled markers were measured here, hollow ones were published."""
+    shared = {"linestyle": "none", "marker": "o", "markersize": 5, "markeredgecolor": QUIET}
+    fills = (("measured", QUIET), ("published", "white"))
+    return [Line2D([], [], markerfacecolor=fill, label=label, **shared) for label, fill in fills]
 
 
 def ticks_in_per_cent(*axes: Axis, unit: str = "%") -> None:

@@ -11,6 +11,7 @@ from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from apo_lab.reporting.figures.canvas import (
     draw_band,
+    filled_and_hollow,
     legend_below,
     method_legend,
     panels,
@@ -19,6 +20,7 @@ from apo_lab.reporting.figures.canvas import (
 )
 from apo_lab.reporting.names import BASE, BENCHMARKS, METHODS, axis_name, in_order
 from apo_lab.reporting.records import Measurement
+from apo_lab.reporting.runs import value_place
 from apo_lab.reporting.style import COLLAPSE, KNOWN, Style
 from apo_lab.reporting.tables.accuracies import variants_of
 from apo_lab.reporting.tables.series import (
@@ -77,12 +79,15 @@ def pareto_arrows(points: Sequence[ParetoPoint]) -> dict[str, tuple[tuple[float,
 
 
 @styled
-def pareto_figure(measurements: Sequence[Measurement], styles: Mapping[str, Style]) -> Figure:
+def pareto_figure(
+    measurements: Sequence[Measurement], styles: Mapping[str, Style], *, published: Sequence[Measurement] = ()
+) -> Figure:
     """Pass@1 (efficiency) against Pass@K (coverage), a point a method, averaged over benchmarks; a panel a block.
 
     Faint crosses are 95 % intervals. The dashed arrow from the base model to GRPO is the collapse of diversity,
     drawn where GRPO gains Pass@1 *and* loses Pass@K; the solid arrow from GRPO to APO is the recovery, drawn where
-    APO's Pass@K is higher.
+    APO's Pass@K is higher. Hollow markers are published numbers of the measured models, means
+    over the benchmarks of `measurements`.
 
     Source: APO paper, figure "Efficiency-Diversity Pareto Frontier".
     """
@@ -90,16 +95,20 @@ def pareto_figure(measurements: Sequence[Measurement], styles: Mapping[str, Styl
     where = "mean over benchmarks" if len(measured) > 1 else BENCHMARKS[next(iter(measured))]
     ks = set(budgets(evaluated(measurements)).values())
     k = max(ks) if len(ks) == 1 else "K"
-    points = pareto_points(measurements)
-    blocks = list(dict.fromkeys(point.block for point in points))
+    models = {item.block: item.model for item in measurements}
+    ours, theirs = pareto_points(measurements), pareto_points([p for p in published if p.benchmark in measured])
+    blocks = list(dict.fromkeys(point.block for point in ours))
     figure, grid = panels(len(blocks), height=2.7, most_columns=2)
     shown: dict[str, Line2D] = {}
     for axes, block in zip(grid, blocks, strict=True):
-        mine = [point for point in points if point.block == block]
-        for point in mine:
-            _draw_point(axes, point, styles[point.method])
+        mine = [point for point in ours if point.block == block]
+        # The paper's points have no block but their model.
+        paper = [point for point in theirs if point.block == models[block]]
+        for point in (*paper, *mine):
+            _draw_point(axes, point, styles[point.method], hollow=point in paper)
             look = {**styles[point.method].marked_line, "linestyle": "none"}
-            shown[point.method] = Line2D([], [], label=point.label if len(blocks) == 1 else point.method, **look)
+            is_alone = len(blocks) == 1 and not paper
+            shown[point.method] = Line2D([], [], label=point.label if is_alone else point.method, **look)
         for name, (start, end) in pareto_arrows(mine).items():
             look = {"arrowstyle": "-|>", "linewidth": 1, "shrinkA": 6, "shrinkB": 6, **ARROWS[name]}
             axes.annotate("", end, start, arrowprops=look, zorder=3)
@@ -109,6 +118,7 @@ def pareto_figure(measurements: Sequence[Measurement], styles: Mapping[str, Styl
         axes.grid(True, axis="both")
         axes.set(title=block, xlabel=f"Pass@1 [%], {where}", ylabel=f"Pass@{k} [%], {where}")
     handles = [shown[name] for name in (*styles, *ARROWS) if name in shown]
+    handles += filled_and_hollow() if any(point.block in models.values() for point in theirs) else []
     legend_below(figure, handles, most_columns=2 if len(blocks) == 1 else 4)
     return figure
 
@@ -164,35 +174,44 @@ def sensitivity_points(
 
 
 @styled
-def sensitivity_figure(swept: Mapping[str, Points], usual: Mapping[str, str]) -> Figure:
+def sensitivity_figure(ours: Mapping[str, Points], published: Mapping[str, Points], usual: Mapping[str, str]) -> Figure:
     """Pass@1, mean over benchmarks, at each value of a setting; a panel a setting, a star at the default.
 
-    Vertical lines are 95 % intervals. Values stand side by side at equal distances.
+    Vertical lines are 95 % intervals. Values stand side by side at equal distances, as typed. Hollow markers on a
+    dotted line are published numbers.
 
     Source: APO paper, figure "Hyperparameter Sensitivity Analysis".
     """
-    figure, grid = panels(len(swept), height=1.9)
+    figure, grid = panels(len(ours), height=1.9)
     color = KNOWN[METHODS["apo"]].color
-    for axes, (key, points) in zip(grid, swept.items(), strict=True):
-        x, (y, low, high) = range(len(points)), per_cent(points.values())
-        axes.vlines(x, low, high, color=color, alpha=0.35, linewidth=1.2)
-        axes.plot(x, y, color=color, linewidth=1.1, zorder=3)
-        for value, at, height in zip(points, x, y, strict=True):
-            shape, size = ("*", 10) if value == usual.get(key, "default") else ("o", 5)
-            look = {"marker": shape, "markersize": size, "markerfacecolor": color, "markeredgecolor": "white"}
-            axes.plot(at, height, **look, zorder=4)
-        axes.set_xticks(x, list(points))
+    for axes, (key, mine) in zip(grid, ours.items(), strict=True):
+        theirs, default = published.get(key, {}), usual.get(key, "default")
+        values = sorted({*mine, *theirs}, key=value_place)
+        for points, fill, edge, line in ((theirs, "white", color, ":"), (mine, color, "white", "-")):
+            if not points:
+                continue
+            x = [values.index(value) for value in points]
+            y, low, high = per_cent(points.values())
+            axes.vlines(x, low, high, color=color, alpha=0.35, linewidth=1.2)
+            axes.plot(x, y, line, color=color, linewidth=1.1, zorder=3)
+            for value, at, height in zip(points, x, y, strict=True):
+                shape, size = ("*", 10) if value == default else ("o", 5)
+                look = {"marker": shape, "markersize": size, "markerfacecolor": fill, "markeredgecolor": edge}
+                axes.plot(at, height, **look, zorder=4)
+        axes.set_xticks(range(len(values)), values)
         axes.margins(x=0.12, y=0.14)
         axes.set(title=f"Pass@1 against {axis_name(key)}", xlabel=axis_name(key))
     low, high = (end(axes.get_ylim()[place] for axes in grid) for place, end in enumerate((min, max)))
     for axes in grid:
         # One scale: a panel on its own would make noise look like an effect.
         axes.set_ylim(low, high)
+    if published.keys() & ours.keys():
+        figure.legend(handles=filled_and_hollow(), loc="outside lower center", ncols=2)
     grid[0].set_ylabel("Pass@1 [%]")
     return figure
 
 
-def _draw_point(axes: Axes, point: ParetoPoint, style: Style) -> None:
+def _draw_point(axes: Axes, point: ParetoPoint, style: Style, *, hollow: bool) -> None:
     (x, y), low, high = per_cent([point.pass_at_1, point.pass_at_k])
     marker, *_ = axes.errorbar(
         x,
@@ -202,9 +221,9 @@ def _draw_point(axes: Axes, point: ParetoPoint, style: Style) -> None:
         linestyle="none",
         marker=style.marker,
         markersize=6.5,
-        markerfacecolor=style.color,
-        markeredgecolor="white",
-        markeredgewidth=0.6,
+        markerfacecolor="white" if hollow else style.color,
+        markeredgecolor=style.color if hollow else "white",
+        markeredgewidth=1.1 if hollow else 0.6,
         ecolor=(style.color, 0.35),
         elinewidth=1,
         zorder=4 + style.rank,

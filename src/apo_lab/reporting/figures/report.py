@@ -21,6 +21,7 @@ from apo_lab.reporting.figures.evaluations import (
     sensitivity_points,
 )
 from apo_lab.reporting.names import BENCHMARKS, algo_of, data_rows, in_order, slug
+from apo_lab.reporting.published import as_measurements, published
 from apo_lab.reporting.records import Measurement, RunCard
 from apo_lab.reporting.runs import Defaults, RunsByMethod, grouped, runs_by_method
 from apo_lab.reporting.style import QUIET, UNNAMED, Style, styles_of
@@ -59,9 +60,11 @@ def report_figures(
 
     A method has the same style in each.
     """
+    paper = as_measurements(published("main_results"))
     by_model = runs_by_method(runs, defaults)
-    styles = styles_of({item.name for item in measurements}.union(*by_model.values()))
-    return [*_evaluated(measurements, styles), *_swept(measurements, defaults or {}), *_logged(by_model, styles)]
+    names = {item.name for item in (*measurements, *paper)}
+    styles = styles_of(names.union(*by_model.values()))
+    return [*_evaluated(measurements, paper, styles), *_swept(measurements, defaults or {}), *_logged(by_model, styles)]
 
 
 class MethodCurve(NamedTuple):
@@ -143,7 +146,9 @@ def curves_figure(shown: Sequence[CurvePanel], styles: Mapping[str, Style]) -> F
     return figure
 
 
-def _evaluated(measurements: Sequence[Measurement], styles: dict[str, Style]) -> Iterator[NamedFigure]:
+def _evaluated(
+    measurements: Sequence[Measurement], paper: Sequence[Measurement], styles: dict[str, Style]
+) -> Iterator[NamedFigure]:
     chosen = evaluated(measurements)
     if points := pareto_points(measurements):
         arrows = {name for block in grouped(points, lambda point: point.block) for name in pareto_arrows(block)}
@@ -151,7 +156,7 @@ def _evaluated(measurements: Sequence[Measurement], styles: dict[str, Style]) ->
         means = ", means over the benchmarks that all methods of a panel have" * is_mean
         said = "".join(text for name, text in ARROWS_SAID.items() if name in arrows)
         caption = f"Pass@1 against Pass@K{means}; crosses: {INTERVALS}.{said}"
-        figure = pareto_figure(measurements, styles)
+        figure = pareto_figure(measurements, styles, published=paper)
         yield NamedFigure("pareto", "Efficiency against coverage", caption, figure)
     if any(item.pass_at_k for item in chosen):
         caption = f"pass@k against k, unbiased; bands: {INTERVALS}."
@@ -159,11 +164,14 @@ def _evaluated(measurements: Sequence[Measurement], styles: dict[str, Style]) ->
 
 
 def _swept(measurements: Sequence[Measurement], defaults: Defaults) -> Iterator[NamedFigure]:
+    benchmarks = {item.benchmark for item in measurements}
+    paper = [item for item in as_measurements(published("sensitivity")) if item.benchmark in benchmarks]
+    models = {item.block: item.model for item in measurements}
     swept = swept_methods(measurements)
     for block, method in swept:
         usual = defaults.get(algo_of(method), {})
         if ours := sensitivity_points(measurements, block, method, usual):
-            figure = sensitivity_figure(ours, usual)
+            figure = sensitivity_figure(ours, sensitivity_points(paper, models[block], method, usual), usual)
             suffix = f"_{slug(block)}_{slug(method)}" if len(swept) > 1 else ""
             items = series_of(measurements, block, method)
             over = ", ".join(BENCHMARKS[name] for name in in_order(common_benchmarks(items)[block], BENCHMARKS))
