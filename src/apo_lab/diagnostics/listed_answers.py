@@ -1,7 +1,7 @@
 """All answers of a puzzle's problems, packed so that a model scores them in one pass."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 
 import torch
@@ -70,16 +70,18 @@ def list_answers(puzzle: Puzzle, prompts: Sequence[Prompt], policy: Policy, toke
                 f"the answer '{answer.text}' of {puzzle.name} has {len(ids) + 1} tokens for {len(own)} symbols under "
                 "this model's tokenizer: use a model whose tokenizer splits numbers into digits"
             )
-    completions = [(*ids, end) for ids in encoded]
-    owners = [i for i, _ in flat]
-    device = policy.head_weight.device
-    microbatches = _packed([p.token_ids for p in prompts], completions, owners, tokens_per_microbatch, device)
+    sequences = PackedSequences(
+        prompts=tuple(prompt.token_ids for prompt in prompts),
+        completions=tuple((*ids, end) for ids in encoded),
+        owners=tuple(i for i, _ in flat),
+        beginning=_common_beginning([prompt.token_ids for prompt in prompts]),
+    )
     places = {strategy: place for place, strategy in enumerate(puzzle.strategies)}
     return Listed(
         prompts=tuple(prompts),
         answers=answers,
         scores=AnswerScores(
-            problem=torch.tensor(owners),
+            problem=torch.tensor(sequences.owners),
             strategy=torch.tensor([places[answer.strategy] for _, answer in flat]),
             is_valid=torch.tensor([answer.is_valid for _, answer in flat]),
             logprobs=torch.zeros(len(flat), dtype=torch.float64),
@@ -88,33 +90,14 @@ def list_answers(puzzle: Puzzle, prompts: Sequence[Prompt], policy: Policy, toke
         ),
         kinds=[kind for own in kinds for kind in own],
         owner=torch.arange(len(flat)).repeat_interleave(torch.tensor([len(own) for own in kinds])),
-        microbatches=microbatches,
+        microbatches=sequences.microbatches(range(len(flat)), tokens_per_microbatch, policy.head_weight.device),
     )
 
 
-def _packed(
-    prompts: Sequence[tuple[int, ...]], answers: Sequence[tuple[int, ...]], owners: Sequence[int], budget: int,
-    device: torch.device,
-) -> list[Microbatch]:  # fmt: skip
-    """All answers, each after its prompt, which runs once for all its answers.
-
-    Where that takes fewer tokens, what all prompts begin with runs once for all of them instead, and the rest of a
-    prompt before each of its answers: prompts of four common examples and a number.
-    """
-    same = (len({*ids}) == 1 for ids in zip(*prompts, strict=False))
-    beginning = prompts[0][: sum(takewhile(bool, same))]
-    rests = [prompts[owner][len(beginning) :] for owner in owners]
-    if not beginning or sum(map(len, rests)) >= sum(map(len, prompts)):
-        packed = PackedSequences(prompts=prompts, completions=answers, owners=owners)
-        return packed.microbatches(range(len(answers)), budget, device)
-    completions = [(*rest, *answer) for rest, answer in zip(rests, answers, strict=True)]
-    packed = PackedSequences(prompts=[beginning], completions=completions, owners=[0] * len(answers))
-    lengths = torch.tensor([[len(rest), len(answer)] for rest, answer in zip(rests, answers, strict=True)])
-    is_answer = torch.tensor([False, True]).repeat(len(answers)).repeat_interleave(lengths.flatten())
-    place = (is_answer.cumsum(0) - 1).to(device)
-    parts = packed.microbatches(range(len(answers)), budget, device)
-    parts = [part.part(is_answer[part.token_index.cpu()]) for part in parts]
-    return [replace(part, token_index=place[part.token_index]) for part in parts]
+def _common_beginning(prompts: Sequence[tuple[int, ...]]) -> int:
+    """The number of tokens that all prompts begin with, as four common examples, if they are most of each prompt."""
+    found = sum(takewhile(bool, (len({*ids}) == 1 for ids in zip(*prompts, strict=False))))
+    return found if found < min(map(len, prompts)) and 2 * found > max(map(len, prompts)) else 0
 
 
 def held_out_prompts(

@@ -1,5 +1,7 @@
 """Attention over flat micro-batches: a prompt attends to itself, a completion to its prompt and to itself.
 
+All attend to what stands before the first group, the common beginning of the prompts, if there is one.
+
 The backbone runs once over all positions of a micro-batch as *one* sequence; only attention needs to know where
 prompts and completions are. It is registered with transformers under the name `SHARED_PROMPTS` and gets that layout as
 a keyword argument, which the model passes to every layer, also under gradient checkpointing and sharding.
@@ -58,12 +60,14 @@ class AttentionLayout:
     segments: tuple[Int[Tensor, "_ _"], ...]
     """Positions of prompts and completions, batched by length: each batch runs without padding."""
     shared: tuple[tuple[Int[Tensor, "_ _"], Int[Tensor, "_ _"]], ...]
-    """Positions of all completions of a group and of its prompt, batched by both lengths."""
+    """Positions of all completions of a group and of its prompt, batched by both lengths; then those of all groups and
+    of their common beginning."""
 
     @classmethod
     def of(cls, groups: Sequence[Group], device: torch.device) -> "AttentionLayout":
         """The layout of these groups."""
-        starts: dict[int, list[int]] = {}
+        beginning = groups[0].beginning
+        starts: dict[int, list[int]] = {beginning: [0]}
         shapes: dict[tuple[int, int], list[int]] = {}
         for group in groups:
             start = group.start
@@ -77,7 +81,9 @@ class AttentionLayout:
             for (own, prompt), first in shapes.items()
             if own > 0
         )
-        return cls(segments=tuple(segments), shared=tuple(shared))
+        end = groups[-1].start + groups[-1].prompt_length + sum(groups[-1].completion_lengths)
+        of_all = _positions([beginning], end - beginning, device), _positions([0], beginning, device)
+        return cls(segments=tuple(segments), shared=(*shared, *([of_all] if beginning else ())))
 
 
 def _positions(starts: Sequence[int], length: int, device: torch.device) -> Int[Tensor, "_ _"]:
@@ -89,10 +95,11 @@ def _positions(starts: Sequence[int], length: int, device: torch.device) -> Int[
 def block_mask(groups: Sequence[Group], device: torch.device) -> BlockMask:
     """Which positions attend to which in a micro-batch, for flex attention, which skips empty blocks.
 
-    Position i attends to j if j ≤ i in the same group, and j is in the prompt or in i's own completion.
+    Position i attends to j if j ≤ i, and j is in i's prompt, in i's own completion or in the common beginning.
     """
-    lengths: list[int] = []
-    prompts: list[int] = []
+    beginning = groups[0].beginning
+    lengths = [beginning]
+    prompts = [0]
     for group in groups:
         prompts += [len(lengths)] * (1 + len(group.completion_lengths))
         lengths += [group.prompt_length, *group.completion_lengths]
@@ -103,7 +110,7 @@ def block_mask(groups: Sequence[Group], device: torch.device) -> BlockMask:
     make = compiled_block_mask() if device.type == "cuda" else create_block_mask
     return make(
         # A lambda: flex attention counts the parameters, which the wrapper of a shape-checked `def` would hide.
-        lambda batch, head, i, j: (j <= i) & ((segment[j] == segment[i]) | (segment[j] == prompt[i])),
+        lambda batch, head, i, j: (j <= i) & ((segment[j] == segment[i]) | (segment[j] == prompt[i]) | (j < beginning)),
         None,
         None,
         len(segment),

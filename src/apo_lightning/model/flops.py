@@ -77,6 +77,8 @@ def work_of(microbatches: Iterable[Microbatch]) -> Work:
         for group in microbatch.groups:
             pairs += _triangle(group.prompt_length)
             pairs += sum(group.prompt_length * length + _triangle(length) for length in group.completion_lengths)
+            pairs += group.beginning * (group.prompt_length + sum(group.completion_lengths))
+        pairs += _triangle(microbatch.groups[0].beginning)
         total += Work(num_tokens=len(microbatch.input_ids), num_pairs=pairs, num_rows=len(microbatch.rows))
     return total
 

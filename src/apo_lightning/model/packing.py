@@ -6,6 +6,8 @@ matter of memory: the token weights are fixed before the split, so it cannot cha
 A micro-batch is a flat list of positions without padding, with each prompt once for all its completions:
 
     [prompt 0][completion 0][completion 1] … [prompt 1][completion 2] …
+
+Where all prompts have a long beginning in common, such as examples, that may stand once before them all.
 """
 
 import heapq
@@ -29,6 +31,8 @@ class Group:
     """Number of positions."""
     completion_lengths: tuple[int, ...]
     """Positions of each completion: all its tokens but the last, which predicts nothing. May be 0."""
+    beginning: int = 0
+    """The first positions of the micro-batch, to which the group attends as well: what all prompts begin with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +114,8 @@ class PackedSequences:
     completions: Sequence[tuple[int, ...]]
     owners: Sequence[int]
     """[B] Index of each completion's prompt."""
+    beginning: int = 0
+    """The first tokens of every prompt that stand once in a micro-batch; fewer than the shortest prompt has."""
 
     @classmethod
     def of(cls, prompts: Sequence[tuple[int, ...]], completions: Sequence[Sequence[int]]) -> "PackedSequences":
@@ -160,7 +166,8 @@ class PackedSequences:
             largest = min(divisible, key=lambda part: (-self._cost(part), part))
             parts.remove(largest)
             parts += self._divide(largest, math.inf, at_least=2)
-        bins = pack_evenly([self._cost(part) for part in parts], max(1, tokens_per_microbatch), at_least)
+        budget = max(1, tokens_per_microbatch - self.beginning)
+        bins = pack_evenly([self._cost(part) for part in parts], budget, at_least)
         return sorted(sorted(sequence for i in items for sequence in parts[i]) for items in bins)
 
     def _divide(self, members: Sequence[int], capacity: int | float, at_least: int = 1) -> list[list[int]]:
@@ -168,26 +175,29 @@ class PackedSequences:
         return [[members[i] for i in items] for items in bins]
 
     def _cost(self, part: Sequence[int]) -> int:
-        """Tokens of some completions of one prompt, including the prompt."""
-        return len(self.prompts[self.owners[part[0]]]) + sum(len(self.completions[b]) for b in part)
+        """Tokens of some completions of one prompt, including the prompt without the common beginning."""
+        own = len(self.prompts[self.owners[part[0]]]) - self.beginning
+        return own + sum(len(self.completions[b]) for b in part)
 
     def _microbatch(self, members: Sequence[int], starts: Sequence[int], device: torch.device) -> Microbatch:
-        input_ids: list[int] = []
-        position_ids: list[int] = []
+        first = self.beginning
+        input_ids = [*self.prompts[self.owners[members[0]]][:first]]
+        position_ids = [*range(first)]
         rows: list[int] = []
         groups: list[Group] = []
         by_owner = sorted(members, key=lambda b: (self.owners[b], b))
         for owner, sequences in groupby(by_owner, key=lambda b: self.owners[b]):
-            prompt, completions = self.prompts[owner], [self.completions[b] for b in sequences]
+            prompt, completions = self.prompts[owner][first:], [self.completions[b] for b in sequences]
             lengths = tuple(len(completion) - 1 for completion in completions)
-            groups.append(Group(start=len(input_ids), prompt_length=len(prompt), completion_lengths=lengths))
+            start, end = len(input_ids), first + len(prompt)
+            groups.append(Group(start=start, prompt_length=len(prompt), completion_lengths=lengths, beginning=first))
             input_ids += prompt
-            position_ids += range(len(prompt))
+            position_ids += range(first, end)
             last_of_prompt = len(input_ids) - 1
             for completion, length in zip(completions, lengths, strict=True):
                 rows += [last_of_prompt, *range(len(input_ids), len(input_ids) + length)]
                 input_ids += completion[:-1]
-                position_ids += range(len(prompt), len(prompt) + length)
+                position_ids += range(end, end + length)
         return Microbatch(
             input_ids=on_device(torch.tensor(input_ids), device),
             position_ids=on_device(torch.tensor(position_ids), device),

@@ -132,7 +132,7 @@ class Policy(nn.Module):
 
         `hidden_states` is such a method; called from another one it would reshard the head before it is read.
         """
-        longest = max(group.prompt_length + max(group.completion_lengths) for group in microbatch.groups)
+        longest = max(g.beginning + g.prompt_length + max(g.completion_lengths) for g in microbatch.groups)
         check_length(self.model.config, longest, "shorten prompts or completions")
         with self.autocast():
             output = self.model.base_model(

@@ -35,20 +35,23 @@ def end_of(group):
     return group.start + group.prompt_length + sum(group.completion_lengths)
 
 
-def groups_of(shapes) -> list[Group]:
-    groups, start = [], 0
+def groups_of(shapes, beginning=0) -> list[Group]:
+    groups, start = [], beginning
     for prompt_length, lengths in shapes:
-        groups.append(Group(start=start, prompt_length=prompt_length, completion_lengths=tuple(lengths)))
+        groups.append(
+            Group(start=start, prompt_length=prompt_length, completion_lengths=tuple(lengths), beginning=beginning)
+        )
         start = end_of(groups[-1])
     return groups
 
 
 def attended(groups) -> list[list[int]]:
-    """Which positions each position attends to, read off the flat order [prompt][completion][completion]…"""
-    pairs = []
+    """Which positions each position attends to, read off the flat order [beginning][prompt][completion]…[prompt]…"""
+    beginning = list(range(groups[0].start))
+    pairs = [beginning[: i + 1] for i in beginning]
     for group in groups:
-        prompt = list(range(group.start, group.start + group.prompt_length))
-        pairs += [prompt[: i + 1] for i in range(len(prompt))]
+        prompt = [*beginning, *range(group.start, group.start + group.prompt_length)]
+        pairs += [prompt[: len(beginning) + i + 1] for i in range(group.prompt_length)]
         first = prompt[-1] + 1
         for length in group.completion_lengths:
             pairs += [prompt + list(range(first, first + i + 1)) for i in range(length)]
@@ -76,10 +79,10 @@ def inputs(groups, heads=4, kv_heads=2, dtype=torch.float64):
     ]
 
 
-@given(shapes=GROUPS, heads=st.sampled_from([(2, 2), (6, 2), (3, 1)]))
-@settings(max_examples=30)
-def test_output_and_gradients_are_those_of_the_softmax_written_out(shapes, heads):
-    groups = groups_of(shapes)
+@given(shapes=GROUPS, beginning=st.sampled_from([0, 0, 1, 5]), heads=st.sampled_from([(2, 2), (6, 2), (3, 1)]))
+@settings(max_examples=40)
+def test_output_and_gradients_are_those_of_the_softmax_written_out(shapes, beginning, heads):
+    groups = groups_of(shapes, beginning)
     tensors = inputs(groups, *heads)
     found = attend(*tensors, AttentionLayout.of(groups, CPU), scale=0.6)
     expected = naive(*tensors, groups, 0.6)
@@ -167,10 +170,10 @@ def test_attention_fails_past_its_variants_instead_of_running_uncompiled(graphs,
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@given(shapes=GROUPS)
+@given(shapes=GROUPS, beginning=st.sampled_from([0, 3]))
 @settings(max_examples=10)
-def test_the_block_mask_of_a_gpu_lets_through_what_the_cpu_computes(shapes):
-    groups = groups_of(shapes)
+def test_the_block_mask_of_a_gpu_lets_through_what_the_cpu_computes(shapes, beginning):
+    groups = groups_of(shapes, beginning)
     size = end_of(groups[-1])
     mask = block_mask(groups, CPU)
     i, j = torch.arange(size)[:, None], torch.arange(size)[None, :]

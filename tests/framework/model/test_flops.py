@@ -5,7 +5,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from apo_lightning.model.flops import Work, model_size, peak_flops_per_second, training_flops
+from apo_lightning.model.flops import Work, model_size, peak_flops_per_second, training_flops, work_of
+from apo_lightning.model.packing import PackedSequences
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -28,6 +29,15 @@ def test_operations_are_those_that_torch_counts(tied):
     # Eager attention computes the whole square of pairs, so that is what is asked for here.
     work = Work(num_tokens=length, num_pairs=length**2, num_rows=length)
     assert counter.get_total_flops() == training_flops(model_size(model), work)
+
+
+def test_pairs_are_those_of_positions_that_attend_to_each_other():
+    packed = PackedSequences(
+        prompts=[(5, 6, 7), (5, 6, 8, 9)], completions=[(1, 2), (3, 4, 4), (3,)], owners=[0, 0, 1], beginning=2
+    )
+    work = work_of(packed.microbatches([0, 1, 2], 100, torch.device("cpu")))
+    # 5 6 | 7, 1, 3 4 | 8 9: each attends to itself and to what it follows in its own sequence.
+    assert work == Work(num_tokens=8, num_pairs=1 + 2 + 3 + 4 + 4 + 5 + 3 + 4, num_rows=6)
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,21 @@ def test_a_prompt_stands_once_and_predicts_the_first_token_of_each_of_its_comple
     assert microbatch.token_index.tolist() == [0, 1, 2, 3, 4, 5]
 
 
+def test_a_common_beginning_stands_once_before_all_prompts():
+    packed = PackedSequences(prompts=[(5, 6, 7), (5, 6, 8)], completions=[(1, 2), (3,)], owners=[0, 1], beginning=2)
+    (microbatch,) = packed.microbatches([0, 1], 100, CPU)
+    assert microbatch.input_ids.tolist() == [5, 6, 7, 1, 8]
+    assert microbatch.position_ids.tolist() == [0, 1, 2, 3, 2]
+    assert microbatch.groups == (
+        Group(start=2, prompt_length=1, completion_lengths=(1,), beginning=2),
+        Group(start=4, prompt_length=1, completion_lengths=(0,), beginning=2),
+    )
+    assert microbatch.rows.tolist() == [2, 3, 4]
+    assert microbatch.targets.tolist() == [1, 2, 3]
+    # Seven tokens with both ends of sequences: two for both prompts, and 1 + 2 and 1 + 1.
+    assert [packed.split([0, 1], budget) for budget in (7, 6)] == [[[0, 1]], [[0], [1]]]
+
+
 def test_token_index_is_the_place_among_all_tokens_of_the_step_whatever_the_grouping():
     packed = PackedSequences(prompts=[(7,)], completions=[(1,), (2, 3, 4), (5, 6)], owners=[0, 0, 0])
     microbatches = packed.microbatches([2, 1], 4, CPU)
