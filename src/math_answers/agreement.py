@@ -1,7 +1,7 @@
 r"""Whether two expressions have the same value: exactly where they are rational, else at points."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -10,13 +10,25 @@ import mpmath
 
 from math_answers.nodes import Node, TooLargeError
 from math_answers.tables import LONE_UNITS
-from math_answers.values import MOST_PRECISION, NUM_POINTS, Evaluation, Point, exact, has_i, names_in, points
+from math_answers.values import (
+    MOST_PRECISION,
+    NUM_POINTS,
+    STEPPED,
+    Evaluation,
+    Point,
+    constants_in,
+    exact,
+    has_i,
+    names_in,
+    points,
+    points_of_change,
+)
 
 FEWEST_POINTS = 4
 FEWEST_DIGITS = 60
 DIGITS_A_MAGNITUDE = 2.2
 """More digits for each power of ten that values have on the way: terms that differ so much are still told apart."""
-_KINDS = ("vector", "integer", "rounded", "small", "symbol")
+_KINDS = ("vector", "integer", "rounded", "small", "kinked", "symbol")
 """Of a symbol that occurs in several ways the first decides at which values it is compared."""
 
 
@@ -56,19 +68,36 @@ def _tolerance(*nodes: Node) -> Fraction:
 
 
 def agree(one: Node, other: Node) -> bool:
-    """Whether two expressions agree at points, wherever both are real; where i occurs, at complex values too."""
+    """Whether an answer agrees with a gold at points, wherever this is real; where i occurs, at complex values too."""
     names: dict[str, str] = {}
     for kind, name in itertools.chain(names_in(one), names_in(other)):
         names[name] = min(kind, names.get(name, kind), key=_KINDS.index)
     is_complex, tolerance, seen = has_i(one) or has_i(other), _tolerance(one, other), 0
+    compare = partial(_is_close, is_complex=is_complex, tolerance=tolerance)
     for index, point in enumerate(points(names)):
         if seen and (not names or (index >= NUM_POINTS and seen >= FEWEST_POINTS)):
             break
-        is_same = at_point(one, other, point, partial(_is_close, is_complex=is_complex, tolerance=tolerance))
+        is_same = at_point(one, other, point, compare)
         if is_same is False:
             return False
         seen += is_same is True
-    return seen >= (FEWEST_POINTS if names else 1)
+    if seen < (FEWEST_POINTS if names else 1):
+        return False
+    return all(at_change(one, other, point, compare) is not False for point in changes(one, other, names))
+
+
+def changes(one: Node, other: Node, names: dict[str, str]) -> Iterator[Point]:
+    """`points_of_change` of both expressions, if one of them has steps."""
+    if any(kind in STEPPED for kind in names.values()):
+        yield from points_of_change(names, {*constants_in(one), *constants_in(other)})
+
+
+def at_change(one: Node, other: Node, point: Point, compare: Callable[[Any, Any, int], Any]) -> Any:
+    """`at_point`; None where the values are too large."""
+    try:
+        return at_point(one, other, point, compare)
+    except TooLargeError:
+        return None
 
 
 def at_point(one: Node, other: Node, point: Point, compare: Callable[[Any, Any, int], Any]) -> Any:
@@ -97,11 +126,10 @@ def _is_close(left: Any, right: Any, precision: int, *, is_complex: bool, tolera
             _is_close(*pair, precision, is_complex=True, tolerance=tolerance) for pair in zip(left, right, strict=True)
         ]
         return False not in parts
-    if mpmath.isnan(left) or mpmath.isnan(right):
-        return None
-    imaginary = abs(mpmath.im(left)) + abs(mpmath.im(right))
-    if not is_complex and imaginary > mpmath.mpf(10) ** (10 - precision):
-        return None
+    least = mpmath.mpf(10) ** (10 - precision)
+    if any(mpmath.isnan(value) or (abs(mpmath.im(value)) > least and not is_complex) for value in (left, right)):
+        # Where the gold has a value the answer has one too: ln(−x) is not ln|x|.
+        return None if mpmath.isnan(left) or abs(mpmath.im(left)) > least else False
     if mpmath.isinf(left) or mpmath.isinf(right):
         return bool(left == right)
     if tolerance:

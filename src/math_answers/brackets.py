@@ -33,8 +33,10 @@ class Brackets(Expressions):
     def bracketed(self, opening: str) -> Node:
         """A group, a point, an interval."""
         self.depth_of_lists += 1
+        is_of_rows = opening == "[" and self.is_next("[")
         bars, self.bars = self.bars, 0
-        found = self.items((")", "]", "[", "rangle", "rparen", "rbrack"))
+        closings = (")", "]", "rangle", "rparen", "rbrack")
+        found = self.items(closings if is_of_rows else (*closings, "["))
         self.bars = bars
         self.depth_of_lists -= 1
         closing = self.take().text
@@ -51,6 +53,10 @@ class Brackets(Expressions):
                 is_choice = found.head == "words" or (self.at == 3 and found.args[0] in tuple("ABCDEFGHIJ"))
                 return self.choice(found) if is_label and is_choice and opening == "(" else found
             raise UnreadError("brackets of two kinds")
+        if is_of_rows and closing == "]" and all(part.head in ("interval", "tuple") for part in found.args):
+            rows = [part.args[1:] if part.head == "interval" else part.args for part in found.args]
+            if len({len(row) for row in rows}) == 1:
+                return Node("matrix", (len(rows[0]), *(cell for row in rows for cell in row), False))
         if len(found.args) == 2 and (turned or opening + closing != "()"):
             return Node("interval", (opening + closing, *found.args))
         if opening + closing not in ("()", "[]"):
@@ -150,7 +156,8 @@ class Brackets(Expressions):
         if name == "cases":
             if any(len(line) > 2 or (line[1:] and line[1].head not in _CONDITIONS) for line in rows):
                 raise UnreadError("a row of cases")
-            return Node("list", tuple(Node("case", line) if len(line) == 2 else line[0] for line in rows))
+            lines = tuple(Node("case", line) if len(line) == 2 else line[0] for line in rows)
+            return Node("list", lines) if len(lines) > 1 else lines[0]
         if len({len(line) for line in rows}) != 1:
             raise UnreadError("rows of several lengths")
         return Node("matrix", (len(rows[0]), *(cell for line in rows for cell in line), name == "vmatrix"))

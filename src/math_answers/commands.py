@@ -3,7 +3,7 @@ r"""Commands of LaTeX, functions among them."""
 import re
 
 from math_answers.brackets import Brackets
-from math_answers.expressions import signed
+from math_answers.expressions import FRACTIONS, signed
 from math_answers.lexer import Token
 from math_answers.nodes import Node, UnreadError, number
 from math_answers.stream import END, decimal
@@ -19,7 +19,7 @@ class Commands(Brackets):
 
     def command(self, name: str) -> Node:
         """What a command stands for."""
-        if name in ("frac", "dfrac", "tfrac", "cfrac"):
+        if name in FRACTIONS:
             top, bottom = self.argument(), self.argument()
             if (above := _differential(top)) and (below := _differential(bottom)):
                 return Node("symbol", (f"{above}/{below}",))
@@ -103,7 +103,9 @@ class Commands(Brackets):
                 return self.number_set(content)
             raise UnreadError(rf"\mathbb{{{content}}}")
         if name in ("overline", "bar") and self.is_next("{") and not self.is_name_in_braces():
-            return conjugate(self.argument())
+            if (value := self.argument()).head == "number":
+                raise UnreadError("a bar over a number")
+            return conjugate(value)
         content = self.index()
         if name == "hat" and content in ("i", "j", "k", "imath", "jmath"):
             return Node("vector", (f"unit vector {content[0]}",))
@@ -159,10 +161,11 @@ class Commands(Brackets):
             raise UnreadError(rf"\{name}")
         arguments = self.call_arguments(name)
         if power == number(-1):
-            inverse = f"arc{name}" if name in ("sin", "cos", "tan", "cot", "sec", "csc") else None
-            if inverse is None:
+            if f"arc{name}" not in FUNCTIONS:
                 raise UnreadError(rf"\{name}^{{-1}}")
-            return Node("call", (inverse, *arguments))
+            return Node("call", (f"arc{name}", *arguments))
+        if name in ("arsinh", "arcosh", "artanh"):
+            name = f"arc{name[2:]}"
         if name == "lg":
             name, base = "log", number(10)
         if name == "log":

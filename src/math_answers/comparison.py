@@ -8,7 +8,7 @@ from typing import Any
 import mpmath
 
 from math_answers import sets
-from math_answers.agreement import FEWEST_DIGITS, FEWEST_POINTS, agree, at_point, same_value
+from math_answers.agreement import FEWEST_DIGITS, FEWEST_POINTS, agree, at_change, at_point, changes, same_value
 from math_answers.nodes import Node, TooLargeError, number
 from math_answers.tables import FILLERS, NAMES, NUMERALS, SYNONYMS
 from math_answers.values import OPERATIONS, exact, names_in, points
@@ -20,7 +20,7 @@ def same(gold: Node, answer: Node) -> bool:
     """Whether an answer is the gold one."""
     if gold == answer:
         return True
-    gold, answer = _first_of_approximations(without_unit(gold)), without_unit(answer)
+    gold, answer = (_first_of_approximations(without_unit(node)) for node in (gold, answer))
     if "words" in (gold.head, answer.head) and "choice" not in (gold.head, answer.head):
         if sets.is_set(gold, as_interval=True) and sets.is_set(answer, as_interval=True):
             return sets.same(gold, answer)
@@ -29,6 +29,9 @@ def same(gold: Node, answer: Node) -> bool:
         answer = Node("tuple", answer.args[1:])  # P(8, -3)
     if "choice" in (gold.head, answer.head):
         return _same_choice(gold, answer)
+    names = _common_name(gold), _common_name(answer)
+    if all(names) and names[0] != names[1]:
+        return False
     gold, answer = _names_as_tuple(gold), _names_as_tuple(answer)
     relation = "relation" in (gold.head, answer.head)
     if relation and (found := _same_relation(gold, answer)) is not None:
@@ -54,9 +57,12 @@ def same(gold: Node, answer: Node) -> bool:
     return _same_compound(gold, answer)
 
 
-def _first_of_approximations(gold: Node) -> Node:
-    is_chain = gold.head == "relation" and set(gold.args[0]) == {"approx"}
-    return without_unit(gold.args[1]) if is_chain else gold
+def _first_of_approximations(node: Node) -> Node:
+    """The exact value of a chain of approximations; x ≈ 2 says x = 2."""
+    if node.head != "relation" or set(node.args[0]) != {"approx"}:
+        return node
+    sides = node.args[1:]
+    return without_unit(sides[0]) if _name(sides[0]) is None else Node("relation", (("=",), *sides[:2]))
 
 
 def num_parts(node: Node) -> int:
@@ -95,30 +101,29 @@ def _has_sign(node: Any) -> bool:
 # ---------------------------------------------------------------------- words
 
 
-def _letters(node: Node) -> str | None:
-    """What stands there, in letters and digits."""
+def _letters(node: Node, in_product: bool) -> str | None:
+    """What stands there, in letters and digits; in lower case where no product of letters is compared."""
     if node.head == "words":
-        parts = [part.lower() for part in node.args]
-        parts = [part for part in parts if part not in FILLERS or len(parts) == 1]
+        parts = [part for part in node.args if part.lower() not in FILLERS or len(node.args) == 1]
         text = "".join(part for part in parts if part not in "()'!?")
-        return SYNONYMS.get(text, text)
+        return SYNONYMS.get(text.lower(), text if in_product else text.lower())
     if node.head == "symbol" and len(node.args[0]) == 1:
-        return node.args[0].lower()
+        return node.args[0] if in_product else node.args[0].lower()
     if node.head == "constant":
         return {"infinity": "infinity", "e": "e", "i": "i"}.get(node.args[0])
     if node == Node("set", ()):
         return "emptyset"
     if node.head == "multiply":
         if node.args[0] == number(-1):
-            rest = _letters(node.args[1]) if len(node.args) == 2 else None
+            rest = _letters(node.args[1], in_product) if len(node.args) == 2 else None
             return None if rest is None else f"-{rest}"
-        parts = [_letters(arg) for arg in node.args]
+        parts = [_letters(arg, in_product) for arg in node.args]
         return None if None in parts else "".join(map(str, parts))
     return None
 
 
 def _same_words(gold: Node, answer: Node) -> bool:
-    one, other = _letters(gold), _letters(answer)
+    one, other = (_letters(node, "multiply" in (gold.head, answer.head)) for node in (gold, answer))
     return one is not None and one == other
 
 
@@ -225,6 +230,7 @@ def _same_equation(gold: Node, answer: Node) -> bool:
     if not names:
         return False
     found = [ratio for point in points(names) if (ratio := at_point(one, other, point, _ratio)) is not None]
+    found += [r for point in changes(one, other, names) if (r := at_change(one, other, point, _ratio)) is not None]
     if False in found:
         return False
     with mpmath.workdps(FEWEST_DIGITS):
@@ -241,6 +247,14 @@ def _ratio(left: Any, right: Any, precision: int) -> Any:
     tiny = mpmath.mpf(10) ** (-precision // 2)
     vanish = abs(left) < tiny, abs(right) < tiny
     return left / right if not any(vanish) else all(vanish)
+
+
+def _common_name(node: Node) -> str | None:
+    """The one name of all parts of a list: x = 2, x = 3 and x = 2, 3; None where they have none, or several."""
+    if node.head not in ("list", "or list"):
+        return None
+    names = {split_name(part)[0] for part in node.args if part.head == "relation"}
+    return names.pop() if len(names) == 1 else None
 
 
 def _names_as_tuple(node: Node) -> Node:
@@ -382,12 +396,7 @@ def _same_numeral(gold: Node, answer: Node) -> bool:
         return None
 
     one, other = parts(gold), parts(answer)
-    return (
-        one is not None
-        and other is not None
-        and one[0] == other[0]
-        and (one[1] == other[1] or None in (one[1], other[1]))
-    )
+    return one is not None and other is not None and one[0] == other[0] and other[1] in (one[1] or "10", None)
 
 
 def _same_case(gold: Node, answer: Node) -> bool:
@@ -413,8 +422,11 @@ def _same_ratio(gold: Node, answer: Node) -> bool:
     one, other = parts(gold), parts(answer)
     if one is None or other is None or len(one) != len(other):
         return False
+    place = next((i for i, part in enumerate(one) if exact(part) != 0), None)
+    if place is None or exact(other[place]) == 0:
+        return False
     return all(
-        same_value(Node("multiply", (a, other[0])), Node("multiply", (b, one[0])))
+        same_value(Node("multiply", (a, other[place])), Node("multiply", (b, one[place])))
         for a, b in zip(one, other, strict=True)
     )
 

@@ -10,12 +10,18 @@ from fractions import Fraction
 from math_answers.lexer import Token
 from math_answers.nodes import Node, UnreadError, number
 from math_answers.stream import END, MOST_DEPTH, Stream, decimal
-from math_answers.tables import ACCENTS, FUNCTIONS, GREEK, NUMERALS, UNITS, VECTORS
+from math_answers.tables import ACCENTS, FUNCTIONS, GREEK, NUMERALS, PARTS, UNITS, VECTORS
 
 MOST_OPERATORS = 100
 _TIMES = {"cdot": "dot", "times": "cross", "*": "dot"}
 _OPERATORS = frozenset(["cdot", "times", "*", "div", "/", "bmod", "mod"])
 _BEHIND_A_UNIT = frozenset([",", ";", ")", "]", "\\\\", "&", "end", "^", "/", "=", "<", ">", "cdot"])
+FRACTIONS = ("frac", "dfrac", "tfrac", "cfrac", "nicefrac", "sfrac")
+_BEGINNINGS = frozenset(
+    """sqrt pi infty binom dbinom tbinom lfloor lceil angle triangle lvert lVert begin sum prod { langle lparen imath
+    lbrace""".split()  # noqa: SIM905
+).union(FUNCTIONS, GREEK, ACCENTS, VECTORS, FRACTIONS)
+"""Commands that a factor begins with."""
 _CALLED = frozenset("fghFGHPQ")
 """Letters that are functions where a parenthesis follows."""
 
@@ -92,44 +98,16 @@ class Expressions(Stream):
             return token.text in ("(", "{", "[") or (token.text == "|" and not self.bars)
         if token.kind == "command":
             name = token.text
-            if name == "frac" and self.peek(2).kind == "word":
+            if self.is_unit_fraction():
                 return False
-            return (
-                name in FUNCTIONS | GREEK | ACCENTS | VECTORS
-                or name
-                in (
-                    "frac",
-                    "dfrac",
-                    "tfrac",
-                    "cfrac",
-                    "sqrt",
-                    "pi",
-                    "infty",
-                    "binom",
-                    "dbinom",
-                    "tbinom",
-                    "lfloor",
-                    "lceil",
-                )
-                or name
-                in (
-                    "angle",
-                    "triangle",
-                    "lvert",
-                    "lVert",
-                    "begin",
-                    "sum",
-                    "prod",
-                    "{",
-                    "langle",
-                    "lparen",
-                    "imath",
-                    "infty",
-                    "lbrace",
-                )
-                or (name in ("mid", "vert") and not self.bars)
-            )
+            return name in _BEGINNINGS or (name in ("mid", "vert") and not self.bars)
         return False
+
+    def is_unit_fraction(self) -> bool:
+        r"""Whether \frac{\text{km}}{\text{h}} comes, of two words that are no values."""
+        shape = [self.peek(place) for place in range(1, 7)]
+        braces = [shape[place].text for place in (0, 2, 3, 5)] == ["{", "}", "{", "}"]
+        return self.is_next(*FRACTIONS) and braces and shape[1].upright and shape[4].upright
 
     def split_unit(self, *, is_due: bool = False) -> None:
         """A short unit inside of an expression is a product of letters: mg sin θ."""
@@ -148,7 +126,8 @@ class Expressions(Stream):
 
     def juxtaposed(self, value: Node) -> Node:
         """The product of a value and the next factor, written without a sign; 1 1/2 is a mixed number."""
-        if self.next.kind == "number" and _ends_in_number(value):
+        behind = self.tokens[self.at - 1]
+        if self.next.kind == "number" and _ends_in_number(value) and behind.text != ")":
             # 1 1/2 is a mixed number, and two numbers beside one another are none.
             fraction = [self.next, self.peek(1), self.peek(2)]
             if (
@@ -164,9 +143,16 @@ class Expressions(Stream):
                 self.at += 3
                 return number(value.args[0] + Fraction(int(fraction[0].text), int(fraction[2].text)))
             raise UnreadError("two numbers beside one another")
-        is_fraction = self.is_next("frac", "dfrac", "tfrac", "cfrac")
+        is_fraction, is_bracketed = self.is_next(*FRACTIONS), self.is_next("(")
+        is_bare = behind.kind == "number"
         right = self.factor()
-        if is_fraction and value.head == "number" and value.args[0].denominator == 1 and right.head == "divide":
+        if (
+            is_fraction
+            and is_bare
+            and value.head == "number"
+            and value.args[0].denominator == 1
+            and right.head == "divide"
+        ):
             top, bottom = right.args
             if (
                 top.head == bottom.head == "number"
@@ -176,8 +162,8 @@ class Expressions(Stream):
                 return number(value.args[0] + top.args[0] / bottom.args[0])
             if top.head == bottom.head == "number":
                 raise UnreadError("a number and a fraction above 1")
-        if right.head == "number" and _ends_in_number(value) and not is_fraction:
-            return _times(value, right) if value.head != "number" else _refuse_numbers()
+        if right.head == value.head == "number" and is_bare and not (is_fraction or is_bracketed):
+            raise UnreadError("two numbers beside one another")
         return _times(value, right)
 
     def factor(self) -> Node:
@@ -190,6 +176,8 @@ class Expressions(Stream):
             if self.is_next("^"):
                 if self.degree():
                     value = self.minutes(Node("quantity", (value, "degree")))
+                    if self.next.kind == "letter" and self.next.text in "CF" and self.peek() is END:
+                        self.take()
                 else:
                     self.take()
                     if (
@@ -291,8 +279,8 @@ class Expressions(Stream):
             return Node("digits", (token.text,))
         if token.kind == "letter":
             return self.letter(token.text)
-        if token.kind == "word" and token.text in NUMERALS:
-            return number(NUMERALS[token.text])
+        if token.kind == "word" and token.text.lower() in NUMERALS:
+            return self.in_words(NUMERALS[token.text.lower()])
         if token.kind == "word" and len(token.text) == 1 and token.text.isalpha():
             return Node("symbol", (token.text,))
         if token.kind == "mark":
@@ -305,6 +293,15 @@ class Expressions(Stream):
         if token.kind == "command":
             return self.command(token.text)
         raise UnreadError(f"{token.text or 'the end'!r} where a value is due")
+
+    def in_words(self, value: int) -> Node:
+        """A number from its first word: twenty-one, two thirds."""
+        unit = NUMERALS.get(self.next.text.lower(), 0) if self.next.kind == "word" else 0
+        if value in range(20, 100, 10) and 0 < unit < 10:
+            self.take()
+            value += unit
+        is_part = self.next.kind == "word" and self.next.text.lower() in PARTS
+        return number(Fraction(value, PARTS[self.take().text.lower()] if is_part else 1))
 
     def repeating(self, token: Token) -> Node:
         r"""0.1\overline{6}, 0.\dot{3} and 0.16(6)."""
@@ -424,10 +421,6 @@ def _ends_in_number(value: Node) -> bool:
     if value.head in ("multiply", "dot", "cross", "divide"):
         return _ends_in_number(value.args[-1])
     return value.head == "number"
-
-
-def _refuse_numbers() -> Node:
-    raise UnreadError("two numbers beside one another")
 
 
 def signed(sign: Token | None, value: Node) -> Node:

@@ -3,7 +3,8 @@
 import re
 from dataclasses import dataclass
 
-_MARKER = re.compile(r"(?:answer|答案)\s*(?:\*{1,3}|_{1,2}|</b>|</strong>)?\s*[:：]", re.IGNORECASE)
+_MARKER = re.compile(r"(?:answer(?:\s++is)?|答案[是为]?)(?:\s|\*|_|</b>|</strong>)*+[:：]", re.IGNORECASE)
+"""Possessive: a search that gave blanks back would take the square of their number."""
 _FIRST_WINDOW = 2**16
 """Characters from the end in which the marker is looked for first."""
 
@@ -116,8 +117,8 @@ def last_line_after(text: str, marker: re.Pattern[str] = _MARKER) -> str | None:
         if rest.startswith(opening):
             inside, found, _ = rest[len(opening) :].partition(closing)
             return inside.strip() or None if found else None
-    line = rest.partition("\n")[0].rstrip()
+    line = re.sub(r"(?:</[a-z]+>)+$", "", rest.partition("\n")[0].rstrip())
     for mark in ("***", "**", "*", "__", "_", "</b>", "</strong>"):
-        if line.startswith(mark) and line.count(mark) % 2:  # it closes what the marker stands in
-            line = line[len(mark) :].strip()
+        if line.count(mark) % 2:  # one of a pair, around the marker or around both
+            line = line.removeprefix(mark).removesuffix(mark).strip()
     return line or None

@@ -52,6 +52,8 @@ _NUMBER = re.compile(
 _EXPONENT = re.compile(r"[eE]([-+]?[0-9]+)(?![A-Za-z0-9])")
 _EMPTY_START = re.compile(r"\.(?=\\(?:overline|bar|dot)(?![A-Za-z]))")
 _HEX = re.compile(r"[0-9]+[A-F][0-9A-F]*(?=\)?\s*_)|[A-F]+[0-9][0-9A-F]*(?=\)?\s*_)")
+_ENDS_A_UNIT = re.compile(r"\s*(?:$|[/,;.)^$])")
+"""What stands behind a minute or a second, and not behind a minimum or a secant."""
 _LETTERS = re.compile(r"[A-Za-z]+")
 _CHINESE = re.compile("[\u4e00-\u9fff\u0400-\u04ff]+")
 _SCALES = sorted(CHINESE_SCALES, key=len, reverse=True)
@@ -190,6 +192,8 @@ def _framed(text: str, at: int, name: str) -> Iterator[Token]:
         yield Token("letter", f"vec {content.strip()}")
     elif name in FRAMES or "\\" in content or "$" in content:
         yield from _raw(re.sub(r"(?<!\\)\$", "", content))
+    elif name == "mathrm" and content.strip() in FUNCTIONS & UNITS and _ENDS_A_UNIT.match(text, at):
+        yield Token("word", content.strip(), upright=True)
     elif content.strip() in ("e", "i", "d"):
         yield Token("letter", content.strip())
     else:

@@ -164,7 +164,7 @@ class Reader(Commands):
                 self.take()
                 return token.text + "="
             return token.text
-        if token.text == "approx" and self.units is None:
+        if token.text == "approx" and self.may_be_near():
             self.take()
             return "approx"
         if token.kind == "command" and f"\\{token.text}" in RELATIONS:
@@ -187,7 +187,7 @@ class Reader(Commands):
 
     def quantity(self) -> Node:
         """A sum with its unit, or words."""
-        if self.units is None and self.at == 0:
+        if self.at == 0 and self.may_be_near():
             self.takes("approx")
         self.skip_fillers()
         while self.is_next("$", "€", "£", "¥") or (
@@ -202,7 +202,7 @@ class Reader(Commands):
             and self.peek() is not END
         ):
             self.split_unit(is_due=True)
-        if self.next.kind == "word" and self.next.text not in NUMERALS:
+        if self.next.kind == "word" and self.next.text.lower() not in NUMERALS:
             return self.words()
         if self.next.kind == "number" and self.peek().kind == "word" and self.peek().text.lower() in _MONTHS:
             return self.words()
@@ -222,8 +222,9 @@ class Reader(Commands):
                 unit = self.unit()
             elif self.is_next("$", "€", "£", "¥"):
                 unit = self.take().text
-            elif self.is_next("frac") and (ratio := self.unit_fraction()):
-                unit = ratio
+            elif self.is_unit_fraction():
+                unit = "/".join(self.unit_word(self.peek(place)) for place in (2, 5))
+                self.at += 7
             else:
                 return value
             if value.head == "quantity":
@@ -232,10 +233,14 @@ class Reader(Commands):
             if self.next.kind in ("number",) or (self.next.kind == "letter" and not self.next.upright):
                 raise UnreadError(f"{self.next.text!r} behind a unit")
 
+    def may_be_near(self) -> bool:
+        """A gold, and of an answer a decimal, may be an approximation; about 42 is not 42."""
+        return self.units is None or "." in self.peek().text
+
     def skip_fillers(self) -> None:
         """Words in front of an answer that say nothing: "the answer is"."""
         end = 0
-        while self.peek(end).kind == "word" and self.peek(end).text.lower() in FILLERS:
+        while self.peek(end).kind == "word" and self.peek(end).text.lower() in FILLERS and self.peek(end).text != "A":
             end += 1
         if end and self.peek(end).text == ":":
             end += 1
@@ -245,17 +250,6 @@ class Reader(Commands):
             and self.peek(end).text not in (",", ")")
         ):
             self.at += end
-
-    def unit_fraction(self) -> str | None:
-        r"""\frac{\text{km}}{\text{h}}."""
-        shape = [self.peek(i) for i in range(1, 7)]
-        if [t.text for t in (shape[0], shape[2], shape[3], shape[5])] == ["{", "}", "{", "}"] and {
-            shape[1].kind,
-            shape[4].kind,
-        } == {"word"}:
-            self.at += 7
-            return f"{self.unit_word(shape[1])}/{self.unit_word(shape[4])}"
-        return None
 
     def unit(self) -> str:
         """Words of a closed list, with exponents and slashes."""

@@ -37,6 +37,9 @@ def is_set(node: Node, as_interval: bool = False) -> bool:
 
 def same(one: Node, other: Node) -> bool:
     """Whether both are the same set."""
+    names = _free_names(one), _free_names(other)
+    if all(names) and names[0] != names[1]:
+        return False
     with mpmath.workdps(DIGITS):
         left, right = pieces(one, True), pieces(other, True)
         if left is None or right is None:
@@ -50,6 +53,15 @@ def same(one: Node, other: Node) -> bool:
         )
 
 
+def _free_names(node: Node) -> set[str]:
+    """The names that a condition is on; that of a set builder says nothing."""
+    if node.head == "builder":
+        return set()
+    if node.head in ("union", "intersection", "difference"):
+        return set().union(*map(_free_names, node.args))
+    return {name for _, name in names_in(node)}
+
+
 def pieces(node: Node, as_interval: bool) -> list[Piece] | None:
     """The intervals of a set of reals; None for anything else."""
     head, args = node.head, node.args
@@ -58,9 +70,9 @@ def pieces(node: Node, as_interval: bool) -> list[Piece] | None:
     if head == "words":
         return EVERYTHING if "".join(args).lower() == "allrealnumbers" else None
     if head == "interval":
-        return [_piece(args[1], args[0][0] == "[", args[2], args[0][1] == "]")]
+        return _piece(args[1], args[0][0] == "[", args[2], args[0][1] == "]")
     if head == "tuple" and len(args) == 2 and as_interval:
-        return [_piece(args[0], False, args[1], False)]
+        return _piece(args[0], False, args[1], False)
     if head == "set" and args:
         values = [_constant(arg) for arg in args]
         return [Piece(value, True, value, True) for value in values] if as_interval else None
@@ -88,8 +100,11 @@ def pieces(node: Node, as_interval: bool) -> list[Piece] | None:
     return None
 
 
-def _piece(low: Node, is_low_closed: bool, high: Node, is_high_closed: bool) -> Piece:
-    return Piece(_constant(low), is_low_closed, _constant(high), is_high_closed)
+def _piece(low: Node, is_low_closed: bool, high: Node, is_high_closed: bool) -> list[Piece] | None:
+    """None where the ends do not ascend: all such pairs would be the empty set."""
+    piece = Piece(_constant(low), is_low_closed, _constant(high), is_high_closed)
+    is_point = is_low_closed and is_high_closed and _equal(piece.low, piece.high)
+    return [piece] if is_point or (piece.low < piece.high and not _equal(piece.low, piece.high)) else None
 
 
 def _constant(node: Node) -> Any:

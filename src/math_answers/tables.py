@@ -14,7 +14,8 @@ GREEK = _list(
     varsigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Upsilon Phi Psi Omega ell hbar"""
 )
 FUNCTIONS = _list(
-    """sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch ln log lg exp
+    """sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch arcsinh arccosh
+    arctanh arsinh arcosh artanh ln log lg exp
     gcd lcm max min deg det arg sgn cis sqrt abs floor ceil ceiling zeta Re Im"""
 )
 """Applied to what follows: as commands, as `\\operatorname{…}`, and as words."""
@@ -35,11 +36,12 @@ RELATIONS = {
     "\\ge": ">=", "\\geq": ">=", "\\geqslant": ">=", "\\ne": "!=", "\\neq": "!=", "\\in": "in", "\\equiv": "equiv",
     "\\to": "to", "\\rightarrow": "to", "\\longrightarrow": "to", "\\mapsto": "mapsto", "\\longmapsto": "mapsto",
 }  # fmt: skip
-LONE_UNITS = _list("m s g h K J N W V A F H C T L")
+LONE_UNITS = _list("m s g h K J N W V A F H C T L Omega")
 UNITS = _with_plurals(
     """acre amp ampere amps angstrom arcsec astronomical atm atom AU barn bit bits byte cal cent centimeter
     centimetre cm coulomb cu cubic day days dB decade deg degree dm dollar dyn dyne earth electronvolt erg ergs
-    EUR euro eV farad feet fluid foot fps ft furlong gallon gauss GBP GeV GHz gram hectare henry hertz hour hr hrs
+    EUR euro eV fahrenheit celsius farad feet fluid foot fps ft furlong gallon gauss GBP GeV GHz gram hectare henry
+    hertz hour hr hrs
     Hz in inch inches joule kcal kelvin keV kg kHz kilogram kilojoule kilometer kilometre kilowatt kJ km kmh kmol
     kN kPa kpc kph kV kW kWh lb lbs light lightyear liter litre luminosities luminosity ly mA mass masses meter
     metre MeV mg MHz mi mile milligram milliliter millimeter millisecond min mins minute ml mL mm mmol mol mole
@@ -73,18 +75,16 @@ SCALES = {
     "trillions": 10**12, "dozens": 12,
 }  # fmt: skip
 CHINESE_SCALES = {
-    "十": 10,
-    "百": 100,
-    "千": 1000,
-    "万": 10**4,
-    "十万": 10**5,
-    "百万": 10**6,
-    "千万": 10**7,
-    "亿": 10**8,
-}
+    "十": 10, "百": 100, "千": 1000, "万": 10**4, "十万": 10**5, "百万": 10**6, "千万": 10**7, "亿": 10**8,
+}  # fmt: skip
 """Characters of a number, not of a unit: 千米 is a kilometre, and 百分 a percent."""
-NUMERALS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
-            "twelve": 12, "sixteen": 16}  # fmt: skip
+_COUNTED = """one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+    eighteen nineteen"""
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+NUMERALS = {word: place for place, word in enumerate(_COUNTED.split(), start=1)}
+NUMERALS |= {word: 10 * place for place, word in enumerate(_TENS.split(), start=2)} | {"hundred": 100}
+PARTS = {"half": 2, "halves": 2, "third": 3, "thirds": 3, "quarter": 4, "quarters": 4, "fifth": 5, "fifths": 5}
+"""Behind a number in words: two thirds."""
 WORDS = _list(
     """all always april august black blue both circle convergent converges december decreasing defined divergent
     diverges does down each east ellipse even exist false february friday green hyperbola impossible increasing

@@ -12,11 +12,13 @@ _SYMBOLS = {
     "≥": r"\ge ", "≠": r"\ne ", "°": r"^\circ ", "√": r"\sqrt ", "∅": r"\emptyset ", "∈": r"\in ",
     "ℝ": r"\mathbb{R}", "、": ",", "。": ".", "，": ",", "；": ";", "：": ":", "（": "(", "）": ")", "~": " ", "⁄": "/",
     "∙": r"\cdot ", "⩽": r"\le ", "⩾": r"\ge ", "≡": r"\equiv ", "→": r"\to ", "′": "'", "’": "'", "″": "''",
+    "≈": r"\approx ", "Ω": r"\Omega ", "µ": "u",
     "⟨": r"\langle ", "⟩": r"\rangle ", "…": r"\ldots ", "∖": r"\setminus ", "π": r"\pi ",
 }  # fmt: skip
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _PREFIX = re.compile(r"\b(?:np|math)\.(?=[a-z])")
+_FOR_ALL = r",?\s*\\text\s*\{,?\s*for (?:all|any|every)(?: real| constant)?\s*\}|(?:\\q?quad\s*)?\\forall"
 _RULES = tuple(
     (re.compile(pattern, re.DOTALL), replacement)
     for pattern, replacement in (
@@ -35,6 +37,11 @@ _RULES = tuple(
         (r"\\begin\{(aligned|gathered|align\*?)\}(.*?)\\end\{\1\}", r"\\begin{cases}\2\\end{cases}"),
         (r"&\s*=", "="),
         (r"\\[hm]space\s*\{[^{}]*\}", " "),
+        (r"^\s*(?:\\(?:therefore|implies|Rightarrow)(?![A-Za-z])|[∴⇒])", ""),
+        (rf"(?:{_FOR_ALL})\s*[A-Za-z]\s*$", ""),
+        (r"\^\s*\{?\s*\\text\s*\{\s*(?:st|nd|rd|th)\s*\}\s*\}?", ""),
+        # The label of a choice and its value.
+        (r"^(?:\\text\s*\{\s*)?([A-J])[.)]\s*\}?\s+(?=\S)", r"(\1) "),
     )
 )
 _LETTER_X = re.compile(r"(?<=[0-9])\s*[xX]\s*(?=10\s*\^)")
@@ -76,16 +83,8 @@ def _plain(char: str) -> str:
 
 _PUNCTUATION = re.compile(r"(?:(?<!\\)[.,;:]|\\[.,;: ])$")
 _WRAPPERS = (
-    ("$$", "$$"),
-    ("$", "$"),
-    (r"\(", r"\)"),
-    (r"\[", r"\]"),
-    ("**", "**"),
-    ("`", "`"),
-    ('"', '"'),
-    ("“", "”"),
-    ("*", "*"),
-)
+    ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ('"', '"'), ("“", "”"), ("*", "*"),
+)  # fmt: skip
 
 
 def unwrap(answer: str) -> str:

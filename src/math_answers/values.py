@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import mpmath
@@ -23,7 +24,10 @@ MOST_WORK = 400_000
 """Operations at one point, times the digits that they are computed to."""
 INTEGER_CALLS = frozenset(["factorial", "binomial", "gcd", "lcm", "sum", "prod", "mod"])
 OPERATIONS = frozenset(["add", "multiply", "dot", "cross", "divide", "power"])
-_KINDS = {**dict.fromkeys(INTEGER_CALLS, "integer"), "floor": "rounded", "ceiling": "rounded", "exp": "small"}
+_KINDS = {
+    **dict.fromkeys(INTEGER_CALLS, "integer"), **dict.fromkeys(("floor", "ceiling"), "rounded"), "exp": "small",
+    **dict.fromkeys(("max", "min", "abs", "sgn"), "kinked"),
+}  # fmt: skip
 TRIGONOMETRY = frozenset(["sin", "cos", "tan", "cot", "sec", "csc", "cis"])
 Point = Mapping[str, Any]
 
@@ -168,7 +172,11 @@ class Evaluation:
             return value * mpmath.pi / 180 if degrees and args[1] == "degree" else value
         if head == "call":
             known = exact(node)
-            return self.call(args[0], args[1:]) if known is None else mpmath.mpf(known.numerator) / known.denominator
+            if known is None:
+                return self.call(args[0], args[1:])
+            # A sum of many terms may be nearer to a constant than its last term is large.
+            self.size = max(self.size, _num_digits(Fraction(1, known.denominator)))
+            return mpmath.mpf(known.numerator) / known.denominator
         if head not in OPERATIONS:
             raise ValueError(f"{head} has no value")
         values = [self.of(arg, degrees) for arg in args]
@@ -207,7 +215,7 @@ class Evaluation:
         first = values[0]
         if any(isinstance(value, list) for value in values):
             return hashed(name, [part for value in values for part in (value if isinstance(value, list) else [value])])
-        if name in ("exp", "sinh", "cosh", "tanh", "coth", "sech", "csch"):
+        if name in ("exp", "sinh", "cosh", "tanh", "coth", "sech", "csch", "zeta"):
             self.size = max(self.size, 2 * float(abs(first)) / 2.302)
             if self.size > MOST_PRECISION:
                 raise TooLargeError("an exponential of too many digits")
@@ -232,6 +240,8 @@ class Evaluation:
             return (max if name == "max" else min)(values)
         if name == "cis":
             return mpmath.expj(first)
+        if name in ("floor", "ceiling") and abs(first - mpmath.nint(first)) < mpmath.mpf(10) ** (-mpmath.mp.dps // 2):
+            return mpmath.nint(first)  # log₃ 9 is 2 but for its rounding
         function = _FUNCTIONS.get(name)
         return hashed(name, values) if function is None else function(first)
 
@@ -266,7 +276,8 @@ def replaced(node: Node, old: Node, new: Node) -> Node:
 _FUNCTIONS = {
     "sin": mpmath.sin, "cos": mpmath.cos, "tan": mpmath.tan, "cot": mpmath.cot, "sec": mpmath.sec, "csc": mpmath.csc,
     "arcsin": mpmath.asin, "arccos": mpmath.acos, "arctan": mpmath.atan, "arccot": mpmath.acot, "arcsec": mpmath.asec,
-    "arccsc": mpmath.acsc, "sinh": mpmath.sinh, "cosh": mpmath.cosh, "tanh": mpmath.tanh, "coth": mpmath.coth,
+    "arccsc": mpmath.acsc, "arcsinh": mpmath.asinh, "arccosh": mpmath.acosh, "arctanh": mpmath.atanh,
+    "sinh": mpmath.sinh, "cosh": mpmath.cosh, "tanh": mpmath.tanh, "coth": mpmath.coth,
     "sech": mpmath.sech, "csch": mpmath.csch, "exp": mpmath.exp, "abs": abs, "floor": mpmath.floor,
     "ceiling": mpmath.ceil, "sgn": mpmath.sign, "zeta": mpmath.zeta, "Re": mpmath.re, "Im": mpmath.im,
     "arg": mpmath.arg,
@@ -301,7 +312,10 @@ def _product(head: str, left: Any, right: Any) -> Any:
 
 
 def names_in(node: Any, kind: str = "symbol") -> Iterator[tuple[str, str]]:
-    """(kind, name) of the symbols of an expression; kind is vector, integer, rounded, small or symbol."""
+    """(kind, name) of the symbols of an expression; kind is vector, integer, rounded, small, kinked or symbol.
+
+    The exponent of a negative number is an integer.
+    """
     if not isinstance(node, Node):
         return
     if node.head in ("symbol", "vector"):
@@ -309,8 +323,23 @@ def names_in(node: Any, kind: str = "symbol") -> Iterator[tuple[str, str]]:
         return
     if node.head == "call":
         kind = _KINDS.get(node.args[0], kind)
-    for place, arg in enumerate(node.args):
-        yield from names_in(arg, "small" if node.head == "power" and place == 1 and kind == "symbol" else kind)
+    if node.head == "power" and kind in ("symbol", "kinked"):
+        base, exponent = node.args
+        yield from names_in(base, kind)
+        yield from names_in(exponent, "integer" if base.head == "number" and base.args[0] < 0 else "small")
+        return
+    for arg in node.args:
+        yield from names_in(arg, kind)
+
+
+def constants_in(node: Any) -> Iterator[Fraction]:
+    """The absolute values of the numbers of an expression, and of its rational parts."""
+    if isinstance(node, Node) and node.head in OPERATIONS | {"number", "call"}:
+        known = exact(node)
+        if known is not None:
+            yield abs(known)
+        for arg in node.args if known is None or node.head != "number" else ():
+            yield from constants_in(arg)
 
 
 def has_i(node: Any) -> bool:
@@ -324,7 +353,11 @@ def has_i(node: Any) -> bool:
 
 _REALS = ("0.7310585786", "1.3247179572", "2.6180339887", "7.3890560989", "23.1406926328", "0.3183098862")
 _SMALL = ("0.7310585786", "0.3183098862", "0.9159655942", "0.1234567891", "0.5772156649", "0.4142135624")
+STEPPED = ("integer", "rounded", "kinked")
+"""Kinds of symbols whose expressions change suddenly."""
 NUM_POINTS = 10
+MOST_POINTS, MOST_CONSTANT = 40, 10**15
+"""Of `points_of_change`, and of the constants that they follow."""
 _INTEGERS = (6, 10, 15, 4, 9, 12, 8, 14, 5, 7)
 
 
@@ -351,3 +384,20 @@ def points(names: dict[str, str]) -> Iterator[Point]:
                 value = mpmath.mpf(reals[(index + place) % len(reals)]) + mpmath.mpf(digest % 1000) / 79190
                 point[name] = -value if index >= 5 and (digest + place) % 2 else value
         yield point
+
+
+def points_of_change(names: dict[str, str], constants: set[Fraction]) -> Iterator[Point]:
+    """Points around which floors, remainders, binomials and absolute values with these constants change.
+
+    One symbol at a time is at, just below or just above a constant, twice a constant or a common multiple of all, or
+    half a constant away from a whole number; the others are as at one of `points`.
+    """
+    whole = sorted(int(c) for c in constants if c.denominator == 1 and 1 < c <= MOST_CONSTANT)
+    centres = [*whole, *(2 * c for c in whole), min(math.lcm(*whole), MOST_CONSTANT)]
+    values = dict.fromkeys(Fraction(centre + by) for centre in centres for by in (0, -1, 1))
+    values |= dict.fromkeys(7 + sign * c / 2 for c in sorted(constants) if 0 < c < 1 for sign in (-1, 1))
+    for index, value in enumerate(islice(values, MOST_POINTS)):
+        for name in sorted(name for name, kind in names.items() if kind in STEPPED):
+            if value.denominator == 1 or names[name] != "integer":
+                others = next(islice(points(names), index % NUM_POINTS, None))
+                yield {**others, name: mpmath.mpf(value.numerator) / value.denominator}

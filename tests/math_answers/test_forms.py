@@ -85,7 +85,6 @@ SAME: dict[str, dict[str, list[str]]] = {
     },
     "numerals and times": {
         "52_8": ["52_{8}", r"52_{\text{eight}}", "52"],  # the problem names the base
-        "52": ["52_8"],
         r"05\!:\!00": [r"05\!:\!00"],
     },
     "points, sets and lists": {
@@ -251,10 +250,105 @@ SAME: dict[str, dict[str, list[str]]] = {
             r"\begin{cases}x^2, & x>1\\ 0, & \text{otherwise}\end{cases}"
         ],
     },
+    "integers in exponents": {
+        r"\frac{2^n+(-1)^n}{3}": [r"\frac{(-1)^n+2^n}{3}"],
+        r"\frac{(-1)^{n+1}}{n}": [r"-\frac{(-1)^n}{n}", r"\frac{(-1)^{n-1}}{n}"],
+        r"4\cdot(-3)^{n-1}": ["4(-3)^{n-1}"],
+    },
+    "steps": {
+        r"\lfloor \frac{n}{9}\rfloor": [
+            r"\lfloor n/9 \rfloor",
+            r"\lceil n/9 + 1 \rceil - 1 - \lceil n/9 \rceil + \lfloor n/9\rfloor",
+        ],
+        r"\gcd(n, 16)": [r"\gcd(16, n)"],
+        r"\log_3 9": ["2", r"\lceil \log_3 9 \rceil"],
+        "|x-50|": ["|50-x|"],
+        r"\ln(-x)": [r"\ln|x|"],  # wherever the gold is defined
+    },
+    "minutes and seconds": {
+        r"12 \mathrm{~min}": ["12", r"12\,\text{min}", r"12 \text{ minutes}"],
+        r"5.13\,\mathrm{ft}/\mathrm{sec}": ["5.13", r"5.13\text{ ft/sec}"],
+        r"\mathrm{min}(x, y)": [r"\min(y, x)"],
+    },
+    "numbers in words": {
+        "21": [r"\text{twenty-one}", r"\text{Twenty one}"],
+        "100": [r"\text{one hundred}", r"\text{hundred}"],
+        r"\frac{2}{3}": [r"\text{two thirds}"],
+        r"\frac{1}{2}": [r"\text{one half}"],
+    },
+    "brackets in products": {
+        "6": ["2(3)", "(2)(3)"],
+        "-4": [r"\left(-1\right) 4"],
+        "1": [r"(2)\frac12"],
+        r"\frac{5}{2}": [r"2\frac12", r"2\frac12\text{ hours}"],
+    },
+    "about": {
+        "24.33": [r"\approx 24.33", "x ≈ 24.33"],
+        r"\sqrt{2}": [r"\sqrt2 \approx 1.414"],
+    },
+    "marks around an answer": {
+        "5": [r"\therefore x = 5", r"\implies 5", r"5^{\text{th}}", r"\begin{aligned}5\end{aligned}"],
+        "f(x)=0": [r"f(x)=0 \text{ for all real } x", r"f(x) = 0 \quad \forall x"],
+        "B": [r"\text{B. } 12", "B) 12"],
+        r"\text{A and C}": [r"\text{A, C}", r"\text{C and A}"],
+        "25": ["25°C", r"25^\circ \text{ Celsius}", r"25\,\Omega", "25 µm"],
+        r"\begin{pmatrix}1&2\\3&4\end{pmatrix}": ["[[1,2],[3,4]]"],
+        r"\ln(1+\sqrt{2})": [r"\sinh^{-1}(1)", r"\operatorname{arsinh}(1)"],
+    },
 }
 
 # gold: wrong answers
 DIFFERENT: dict[str, dict[str, list[str]]] = {
+    "answers that would be right for many golds": {
+        "(3,1)": ["[1,0]", "5<x<1", "(5,1]", "|x|<0", r"[1,2]\cap[3,4]", r"\{1\}\setminus\{1\}"],
+        "(2,2)": ["[1,0]", "(0,0]", "3>x>5"],
+        "(3,1),(5,0)": ["[1,0],[1,0]"],
+        "[4,2]": ["[2,0]", "(4,2)"],
+        "(0,1)": [r"(0,1)\cup[7,3]"],
+        "5:6": ["0:0", "00:00"],
+        "1:2:3": ["0:0:0"],
+    },
+    "steps": {
+        r"\lfloor n/9\rfloor": [
+            r"\lfloor n/10\rfloor",
+            r"\lceil n/9\rceil-1",
+            r"\lfloor (n+1)/9\rfloor",
+            r"\lfloor n/8\rfloor",
+        ],
+        r"\lceil \log_3 n\rceil": [r"\lfloor\log_3 n\rfloor+1"],
+        r"\lfloor x\rfloor": [r"\lfloor x+0.01\rfloor"],
+        r"\binom{n}{16}": ["0"],
+        r"n \bmod 20": ["n"],
+        "n": [r"n\bmod 100", r"\min(n,100)", r"\gcd(n,720720)"],
+        r"\gcd(n,11)": ["1", r"\gcd(n,13)"],
+        r"\gcd(n,16)": [r"\gcd(n,32)", r"\gcd(n,8)"],
+        "50-x": ["|x-50|"],
+        r"\ln|x|": [r"\ln(-x)", r"\ln x"],
+    },
+    "brackets in products": {r"\frac{5}{2}": [r"(2)\frac12"], r"-\frac{1}{4}": [r"(-1)\frac34"], "23": ["2(3)"]},
+    "a base that the gold has not": {"42": ["42_8", "42_{16}"], "1010": ["1010_2"]},
+    "names that must agree": {
+        "x>2": ["y>2"],
+        r"a\ge-2": [r"w\in[-2,\infty)"],
+        "x=2, x=3": ["y=2, y=3", r"n=2 \text{ or } n=3"],
+        "x=1,2": ["y=1,2"],
+    },
+    "ends of complements": {
+        r"\mathbb{R}\setminus\{1\}": [r"(-\infty,1]\cup(1,\infty)", "x>1", r"\mathbb{R}"],
+        r"x\ne1": [r"x \le 1 \text{ or } x > 1"],
+        "|x|>2": [r"|x|\ge2", r"(-\infty,-2]\cup(2,\infty)"],
+    },
+    "series cut off behind their digits": {
+        "e": [r"\sum_{k=0}^{30}\frac1{k!}"],
+        r"\ln 2": [r"\sum_{k=1}^{70}\frac1{k2^k}"],
+        "1": [r"\zeta(100)"],
+    },
+    "letters": {
+        r"\text{A and C}": [r"\text{the and C}"],
+        "5": [r"\overline{5}"],
+        "abc": [r"\text{ABC}"],
+        "42": [r"\approx 42"],
+    },
     "numbers": {
         "7": ["-7", r"\frac{1}{0}"],
         "-7": ["7"],
