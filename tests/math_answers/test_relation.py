@@ -38,7 +38,8 @@ ANSWERS = [
     r"\ln(x^2)/2", r"\frac12\ln x^2", r"x\cdot\frac{x}{x}", r"\sqrt{x}^2", r"(-1)^{-n}", r"e^{i\pi n}", "x+1",
     r"\sum_{k=0}^{30}\frac1{k!}", r"\sum_{k=1}^{70}\frac1{k2^k}", r"\zeta(100)", "2.718281828", "3.14159265",
     r"(2)\frac12", r"(-1)\frac34", "42_8", "1010_2", r"\approx 42", "2(1)", "2.5", "1.41421356", r"\pm 1", "1, 2",
-    "x=1", "0.693147", "[]", r"\text{the and C}", r"\text{a and C}", "C, B", r"\text{ABC}", "a", r"\text{all}", r"\text{none}", "x", "?",
+    "x=1", "0.693147", "[]", r"\text{the and C}", r"\text{a and C}", "C, B", r"\text{ABC}", "a", r"\text{all}",
+    r"\text{none}", "x", "?",
 ]  # fmt: skip
 
 
