@@ -190,8 +190,6 @@ class Commands(Brackets):
             or self.is_next("(")
         ):
             value = self.juxtaposed(value)
-        if self.is_next("/") and name not in ("max", "min") and self.peek(1).kind == "number":
-            pass
         return [value]
 
 

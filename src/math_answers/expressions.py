@@ -115,11 +115,7 @@ class Expressions(Stream):
         if token.kind != "word" or token.upright or token.text not in UNITS or len(token.text) > 3:
             return
         behind = self.peek()
-        ends = (
-            behind is END
-            or behind.kind in ("word",)
-            or (behind.kind in ("mark", "command") and behind.text in _BEHIND_A_UNIT)
-        )
+        ends = behind is END or behind.kind == "word" or behind.text in _BEHIND_A_UNIT
         if is_due or self.depth != self.quantity_depth or not ends:
             letters = [Token("letter", letter, token.space and not i) for i, letter in enumerate(token.text)]
             self.tokens[self.at : self.at + 1] = letters
@@ -180,11 +176,7 @@ class Expressions(Stream):
                         self.take()
                 else:
                     self.take()
-                    if (
-                        self.is_next("*", "dagger", "+", "prime")
-                        and value.head == "symbol"
-                        and self.is_next("prime", "*")
-                    ):
+                    if value.head == "symbol" and self.is_next("prime", "*"):
                         value = Node("symbol", (f"{value.args[0]}{self.take().text}",))
                     else:
                         value = Node("power", (value, self.exponent()))
@@ -204,7 +196,7 @@ class Expressions(Stream):
                 self.take()
                 digits = value.args[0] if value.head == "digits" else _digits(value)
                 return Node("numeral", (digits, self.index().strip("()")))
-            elif self.is_next("_") and value.head in ("symbol",):
+            elif self.is_next("_") and value.head == "symbol":
                 self.take()
                 value = Node("symbol", (f"{value.args[0]}_{self.index()}",))
             else:
