@@ -142,6 +142,30 @@ def test_a_megabyte_of_anything_is_read_in_linear_time(unit: str, begun: str | N
     assert unwrap(answer) == answer.strip()
 
 
+STUCK = [
+    *("answer" + " " * 10**6, "answer is" + "\n" * 10**6, "答案" * 10**6, "answer **" * 10**5),
+    "</b>" * 10**5 + "Answer",
+]
+
+
+@pytest.mark.parametrize("completion", STUCK, ids=lambda text: repr(text[:12]))
+def test_a_policy_that_repeats_itself_is_read_at_once(completion: str):
+    # With a search that takes the square of the length, the suite would not end.
+    assert extract(completion) is None
+    assert extract(rf"{completion} \boxed{{7}}") == "7"
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        *("**Answer: 12**", "**Final Answer: 12**", "*Answer:* 12", "The answer is: 12", "答案是：12", "**答案：12**"),
+        "<p>Answer: 12</p>",
+    ],
+)
+def test_marks_around_marker_and_answer_are_no_part_of_it(completion: str):
+    assert extract(completion) == "12"
+
+
 @pytest.mark.parametrize(
     "completion",
     ["", "42", "the result is 42", r"\boxed{42", "Answer:", "Answer: 42 \\boxed{42", r"\boxed{" + "1" * 4097 + "}"],
