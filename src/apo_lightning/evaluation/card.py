@@ -89,7 +89,7 @@ def result_table(results: Sequence[EvaluationResult]) -> Table:
             result.benchmark if result.model.step is None else f"{result.benchmark}, step {result.model.step}",
             f"{result.data.num_problems} x {n}",
             *(_with_interval(result.metrics[name]) for name in ("pass@1", f"pass@{n}")),
-            f"{100 * result.metrics[f'maj@{n}'].value:.1f}",
+            f"{100 * result.metrics[f'maj@{n}'].value:.1f}" if f"maj@{n}" in result.metrics else "–",
             f"{result.num_truncated / total:.0%}",
             f"{result.verdicts['unparsed'] / total:.0%}",
         )

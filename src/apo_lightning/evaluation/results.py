@@ -1,6 +1,7 @@
 """Samples → results: computes everything in `results.json` from the samples file."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -25,6 +26,8 @@ from apo_lightning.types import VerdictStatus, count_statuses
 from math_answers import equal
 
 NO_VOTE, CORRECT = -1, 0
+MOST_COMPARED = 16
+"""Classes that an answer of a vote is compared with: of 256 expressions all pairs would take minutes a problem."""
 SHARES = ("pass@", "avg@", "maj@", "truncated_fraction")
 """Metrics for which a problem may have any value from 0 to 1."""
 
@@ -59,9 +62,12 @@ def summarise(
     num_correct = torch.tensor([count_statuses(s.status for s in group)["correct"] for group in problems.values()])
     curve = pass_at_k_curve(num_samples, num_correct, range(1, settings.num_samples + 1))
     values[f"avg@{settings.num_samples}"] = num_correct.double() / num_samples
-    classes = torch.tensor([answer_classes((s.extracted, s.status) for s in group) for group in problems.values()])
-    values[f"maj@{settings.num_samples}"] = majority_at_n(classes, classes == CORRECT)
-    notes["maj"] = "correct answers vote together, wrong ones with those that equal them; ties count by expectation"
+    if all(sample.extracted is not None for sample in samples if sample.status == "correct"):
+        classes = torch.tensor([answer_classes((s.extracted, s.status) for s in group) for group in problems.values()])
+        values[f"maj@{settings.num_samples}"] = majority_at_n(classes, classes == CORRECT)
+        notes["maj"] = "correct answers vote together, wrong ones with those that equal them; ties count by expectation"
+    else:  # the right samples alone would vote
+        notes["maj"] = "not measured: the reward does not say which answer it has judged"
     values |= _sample_means(problems)
     texts = [[sample.text for sample in group] for group in problems.values()]
     if measure_diversity:
@@ -136,7 +142,9 @@ def reported_k(num_samples: int) -> list[int]:
 
 
 def answer_classes(answers: Iterable[tuple[str | None, VerdictStatus]]) -> list[int]:
-    r"""Class of each answer in the vote: 0 if correct, −1 for none, else one number for answers that are equal.
+    r"""Class of each answer in the vote: 0 if correct, −1 if it was not judged, else one number for answers that are equal.
+
+    A wrong answer is compared with the `MOST_COMPARED` classes that have the most votes so far, one answer of each.
 
     Example:
         >>> answer_classes([("1/2", "correct"), ("0.5", "correct"), (r"\frac32", "incorrect"), ("1.5", "incorrect"),
@@ -144,16 +152,20 @@ def answer_classes(answers: Iterable[tuple[str | None, VerdictStatus]]) -> list[
         [0, 0, 1, 1, 2, -1]
     """
     wrong: dict[str, int] = {}
+    first: dict[int, str] = {}
+    votes = Counter[int]()
     classes = []
     for answer, status in answers:
         if status == "correct":
             classes.append(CORRECT)
-        elif answer is None:
+        elif answer is None or status != "incorrect":
             classes.append(NO_VOTE)
         else:
             if answer not in wrong:
-                equals = (number for other, number in wrong.items() if equal(other, answer))
-                wrong[answer] = next(equals, len(set(wrong.values())) + 1)
+                likely = (number for number, _ in votes.most_common(MOST_COMPARED))
+                wrong[answer] = next((n for n in likely if equal(first[n], answer)), len(first) + 1)
+                first.setdefault(wrong[answer], answer)
+            votes[wrong[answer]] += 1
             classes.append(wrong[answer])
     return classes
 

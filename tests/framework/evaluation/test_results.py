@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from apo_lightning.errors import ConfigError
+from apo_lightning.evaluation import results
 from apo_lightning.evaluation.card import card, warnings, write_card
 from apo_lightning.evaluation.loading import read_result
 from apo_lightning.evaluation.records import DataCard, ModelCard, Sample
@@ -49,6 +50,30 @@ TWO_PROBLEMS = [
     sample("b", 2, "incorrect", "9"),
     sample("b", 3, "timeout", "3"),
 ]
+
+
+def test_without_answers_there_is_no_vote():
+    # One right of four has the only vote: maj@4 would be pass@4.
+    silent = [sample("a", i, "correct" if i == 0 else "incorrect", None) for i in range(4)]
+    found = result(silent, 4)
+    assert "maj@4" not in found.metrics
+    assert "does not say" in found.notes["maj"]
+    assert found.metrics["pass@4"].value == 1.0
+    # Where no sample is right nobody can tell, and the vote is lost either way.
+    assert result([sample("a", i, "unparsed", None) for i in range(4)], 4).metrics["maj@4"].value == 0.0
+
+
+def test_an_answer_without_a_verdict_has_no_vote():
+    group = [sample("a", 0, "correct", "7"), sample("a", 1, "unparsed", "x y"), sample("a", 2, "unparsed", "x y")]
+    assert result([*group, sample("a", 3, "timeout", "x y")], 4).metrics["maj@4"].value == 1.0
+
+
+def test_wrong_answers_are_compared_with_the_classes_of_most_votes(monkeypatch):
+    compared = []
+    monkeypatch.setattr(results, "equal", lambda one, other: compared.append((one, other)) or one == other.strip())
+    answers = [str(number) for number in range(40)]
+    assert results.answer_classes((text, "incorrect") for text in ["7", *answers, " 7"])[-1] == 1
+    assert len(compared) <= results.MOST_COMPARED * 41
 
 
 def test_every_metric_is_the_mean_over_problems_computed_by_hand():
