@@ -3,9 +3,6 @@
 The packages `rewards`, `advantages` and `losses` hold those that come with the framework; a step knows none of them.
 """
 
-import contextlib
-import os
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -110,23 +107,9 @@ class SampleReward(Protocol):
 
 def score_samples(reward: Reward, samples: Samples) -> list[Verdict]:
     """The verdicts of any reward, from as much of the samples as it reads."""
-    with forks_ended():
-        if isinstance(reward, SampleReward):
-            return reward.score_samples(samples)
-        return reward.score(samples.texts, samples.answers)
-
-
-@contextlib.contextmanager
-def forks_ended() -> Iterator[None]:
-    """End a process that the block has forked, as its own exit says: it would go on as a second run in the folder."""
-    own = os.getpid()
-    try:
-        yield
-    finally:
-        if os.getpid() != own:
-            ended = sys.exc_info()[1]
-            status = ended.code if isinstance(ended, SystemExit) else ended and 1
-            os._exit(status if isinstance(status, int) else int(status is not None))
+    if isinstance(reward, SampleReward):
+        return reward.score_samples(samples)
+    return reward.score(samples.texts, samples.answers)
 
 
 def check_prompts(reward: Reward, prompts: Sequence[Prompt]) -> None:

@@ -37,7 +37,6 @@ from apo_lightning.rollout.engine import RolloutEngine, check_distribution
 from apo_lightning.rollout.weight_sync import publish, start_engine
 from apo_lightning.run.choices import options_of, typed_overrides
 from apo_lightning.run.evaluated_policy import EvaluatedPolicy, find_evaluated_policy
-from apo_lightning.run.launching import loud_exits
 from apo_lightning.run.own_problems import with_own_problems
 from apo_lightning.run.settings import SEED, check_fits, check_reward, check_values
 from apo_lightning.run.sources import identity_of_code
@@ -94,7 +93,6 @@ def evaluate(cfg: DictConfig, overrides: Sequence[str] = (), *, is_swept: bool =
         strategy="ddp" if evaluated.world_size > 1 else "auto",  # one process a device, each with the whole model
     )
     with contextlib.ExitStack() as held:
-        held.enter_context(loud_exits())
         for closes in (*(task.benchmark.reward for task in tasks), engine):
             held.enter_context(contextlib.closing(closes))
         at_stages = [(stage, [task.at(stage) for task in tasks]) for stage in evaluated.stages]

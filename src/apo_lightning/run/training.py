@@ -36,7 +36,7 @@ from apo_lightning.parts.importance import ImportanceByLength
 from apo_lightning.parts.moving_reference import MovingReference
 from apo_lightning.parts.probes import Probes
 from apo_lightning.rollout.collector import Collector
-from apo_lightning.run.launching import loud_exits, own_folder
+from apo_lightning.run.launching import own_folder
 from apo_lightning.run.metrics_csv import closing, loggers_of
 from apo_lightning.run.preparing import Prepared, prepare
 from apo_lightning.run.settings import ANNOTATIONS, check_values
@@ -126,7 +126,6 @@ def _train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | N
         set_finished_steps(trainer, steps_done)
         module.validation.last_step = resumed.header.validated_step
     with (
-        loud_exits(),
         contextlib.closing(stop),
         closing(trainer.loggers),
         contextlib.closing(prepared.reward),
