@@ -67,15 +67,6 @@ def main(cfg: DictConfig) -> None:
     evaluate(with_own_problems(cfg, overrides), overrides, is_swept=HydraConfig.get().mode is RunMode.MULTIRUN)
 
 
-def check(cfg: DictConfig) -> None:
-    """Raise `ConfigError` for a job of a sweep that cannot work; nothing is loaded."""
-    cfg = with_own_problems(cfg, typed_overrides())
-    check_values(cfg, ANNOTATIONS)
-    _, tasks = _prepare(cfg, find_evaluated_policy(cfg, typed_overrides(), is_swept=True))
-    for task in tasks:
-        task.benchmark.reward.close()
-
-
 def evaluate(cfg: DictConfig, overrides: Sequence[str] = (), *, is_swept: bool = False) -> list[EvaluationResult]:
     """Measure one policy on all benchmarks, with one engine; raises `ConfigError` before any weights are loaded.
 

@@ -46,27 +46,13 @@ from apo_lightning.step.part import Part
 
 def main(cfg: DictConfig) -> None:
     """The command: train in the folder that Hydra has made for the job."""
-    _check_sweep(cfg)
-    train(cfg, Path(HydraConfig.get().runtime.output_dir), record=partial(record_settings, cfg))
-
-
-def check(cfg: DictConfig) -> None:
-    """Raise `ConfigError` for a job of a sweep that cannot work; nothing is loaded and nothing written."""
-    _check_sweep(cfg)
-    check_values(cfg, ANNOTATIONS)
-    prepared = prepare(cfg)
-    prepared.reward.close()
-    folder = Path(HydraConfig.get().runtime.output_dir)
-    find_checkpoint(cfg.resume, folder, prepared.config, prepared.identity)
-
-
-def _check_sweep(cfg: DictConfig) -> None:
     is_sweep = HydraConfig.get().mode is RunMode.MULTIRUN
     if is_sweep and cfg.trainer.devices not in (1, "auto") and launch().size == 1:
         raise ConfigError(
             f"trainer.devices is {cfg.trainer.devices} in a sweep, whose jobs share this process: start one run after "
             "the other, or each as a SLURM job with hydra/launcher=submitit_slurm"
         )
+    train(cfg, Path(HydraConfig.get().runtime.output_dir), record=partial(record_settings, cfg))
 
 
 def train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | None = None) -> RLVRModule:
