@@ -125,7 +125,7 @@ def _run(command: Command, overrides: Sequence[str]) -> None:
     typed = sys.argv
     prefix = typed[: len(typed) - len(overrides)]
 
-    sweep = Sweep()
+    sweep = Sweep(command)
 
     def job(cfg: DictConfig) -> None:
         # Lightning starts ranks with this command line, which must contain the command.
@@ -134,7 +134,7 @@ def _run(command: Command, overrides: Sequence[str]) -> None:
         try:
             with _errors_in_one_line(), _exits_are_errors():
                 if is_swept:
-                    sweep.begin_job()
+                    sweep.begin_job(cfg)
                 refuse_unread(cfg, str(command.config))
                 if command.uses_devices:
                     from apo_lightning.run.devices import check_devices  # with torch alone: a refusal comes at once

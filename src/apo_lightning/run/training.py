@@ -9,7 +9,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from hydra.utils import instantiate
 from lightning.pytorch.callbacks import ProgressBar
 from omegaconf import DictConfig
@@ -46,12 +45,6 @@ from apo_lightning.step.part import Part
 
 def main(cfg: DictConfig) -> None:
     """The command: train in the folder that Hydra has made for the job."""
-    is_sweep = HydraConfig.get().mode is RunMode.MULTIRUN
-    if is_sweep and cfg.trainer.devices not in (1, "auto") and launch().size == 1:
-        raise ConfigError(
-            f"trainer.devices is {cfg.trainer.devices} in a sweep, whose jobs share this process: start one run after "
-            "the other, or each as a SLURM job with hydra/launcher=submitit_slurm"
-        )
     train(cfg, Path(HydraConfig.get().runtime.output_dir), record=partial(record_settings, cfg))
 
 
