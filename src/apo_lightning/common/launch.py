@@ -22,8 +22,6 @@ class Launcher:
     """Without these, several ranks do not find each other."""
     per_node: str = ""
     """Ranks of a machine."""
-    again: str = ""
-    """How to start as many ranks of a machine as the trainer asks for; "": it starts none, but perhaps the run."""
 
 
 TORCHRUN = Launcher(
@@ -32,7 +30,6 @@ TORCHRUN = Launcher(
     ranks=("RANK",),
     needs=("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
     per_node="LOCAL_WORLD_SIZE",
-    again="torchrun --nproc-per-node={}",
 )
 SRUN = Launcher(
     name="srun",
@@ -40,14 +37,12 @@ SRUN = Launcher(
     ranks=("SLURM_PROCID",),
     needs=("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS_PER_NODE"),
     per_node="SLURM_NTASKS_PER_NODE",
-    again="srun --ntasks-per-node={}",
 )
 BY_HAND = Launcher(
     name="a launcher",
     size="WORLD_SIZE",
     ranks=("LOCAL_RANK", "RANK"),
     needs=("LOCAL_RANK", "MASTER_PORT"),
-    again="torchrun --nproc-per-node={}",
 )
 """Lightning's own launcher, which is the first rank, or the ranks' variables set by hand, on one machine."""
 SRUN_UNSEEN = Launcher(
@@ -109,8 +104,8 @@ def check_launch(num_local: int, num_nodes: int) -> None:
         return
     per_node = os.environ.get(found.launcher.per_node, str(num_local))
     if found.size != asked or per_node != str(num_local):
-        start = found.launcher.again.format(num_local)
-        raise ConfigError(_refusal(found.launcher, f"{wants}, {num_local} a node: start it by `{start}`"))
+        start = "srun --ntasks-per-node" if found.launcher is SRUN else "torchrun --nproc-per-node"
+        raise ConfigError(_refusal(found.launcher, f"{wants}, {num_local} a node: start it by `{start}={num_local}`"))
 
 
 def is_first_process() -> bool:

@@ -96,24 +96,17 @@ def _write(run: TrainedRun, to: Path, command: str) -> None:
 
 def _index_entries(result: EvaluationResult) -> list[EvalResult]:
     n = result.settings.num_samples
+    measured = {"confidence": CONFIDENCE, "problems": result.data.num_problems, "samples": n}
     return [
         EvalResult(
             task_type="text-generation",
             dataset_type=result.benchmark,
-            dataset_name=result.benchmark
-            if result.model.step is None
-            else f"{result.benchmark}, step {result.model.step}",
+            dataset_name=result.title,
             metric_type=name,
-            metric_value=result.metrics[name].value,
-            metric_args={
-                "low": result.metrics[name].low,
-                "high": result.metrics[name].high,
-                "confidence": CONFIDENCE,
-                "problems": result.data.num_problems,
-                "samples": n,
-            },
+            metric_value=found.value,
+            metric_args={"low": found.low, "high": found.high, **measured},
         )
-        for name in dict.fromkeys(("pass@1", f"pass@{n}", f"maj@{n}"))
+        for name, found in ((name, result.metrics[name]) for name in dict.fromkeys(("pass@1", f"pass@{n}", f"maj@{n}")))
     ]
 
 
