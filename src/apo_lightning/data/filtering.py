@@ -57,8 +57,11 @@ def filter_rows(
     copies too. Of the counts, `num_rows` is the sum of all the others.
     """
     answered = [row for row in rows if row.answer]
-    groups = _by_problem(answered, near_copies=near_copies)
-    conflicting = {key for key, group in groups.items() if _contradicts(group)}
+    groups: dict[tuple[str | None, str], list[Row]] = {}
+    for row in answered:
+        problem = normalised_problem(row.problem) if near_copies else row.problem
+        groups.setdefault((row.system, problem), []).append(row)
+    conflicting = {key for key, group in groups.items() if len({row.answer.strip() for row in group}) > 1}
     unique = {key: group[0] for key, group in groups.items() if key not in conflicting}
 
     contamination = Contamination(benchmarks)
@@ -72,34 +75,6 @@ def filter_rows(
         num_in_benchmark=len(unique) - len(kept),
         num_kept=len(kept),
     )
-
-
-def count_repeated(rows: Sequence[Row]) -> str:
-    """One line on problems that are there more than once, near copies with them; empty where there are none.
-
-    Example:
-        >>> rows = [Row(id=str(i), problem="1 + 1", answer=answer) for i, answer in enumerate("223")]
-        >>> count_repeated([*rows, Row(id="3", problem="2 + 2", answer="4")])
-        '1 problem occurs more than once (3 of 4 rows), 1 with different answers'
-    """
-    repeated = [group for group in _by_problem(rows, near_copies=True).values() if len(group) > 1]
-    if not repeated:
-        return ""
-    found = f"{len(repeated)} problem{' occurs' if len(repeated) == 1 else 's occur'} more than once"
-    num_contradicting = sum(map(_contradicts, repeated))
-    return f"{found} ({sum(map(len, repeated))} of {len(rows)} rows), {num_contradicting} with different answers"
-
-
-def _by_problem(rows: Sequence[Row], *, near_copies: bool = False) -> dict[tuple[str | None, str], list[Row]]:
-    groups: dict[tuple[str | None, str], list[Row]] = {}
-    for row in rows:
-        problem = normalised_problem(row.problem) if near_copies else row.problem
-        groups.setdefault((row.system, problem), []).append(row)
-    return groups
-
-
-def _contradicts(group: Sequence[Row]) -> bool:
-    return len({row.answer.strip() for row in group}) > 1
 
 
 class Contamination:

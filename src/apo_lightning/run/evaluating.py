@@ -17,7 +17,6 @@ from apo_lightning.checkpoints.folder import load_snapshot
 from apo_lightning.common.console import quiet_libraries, say, show
 from apo_lightning.common.formatting import flatten
 from apo_lightning.common.identity import sha256_of_file
-from apo_lightning.data.filtering import count_repeated
 from apo_lightning.data.prompt_contract import check_prompts_of_model
 from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.errors import ConfigError
@@ -76,7 +75,10 @@ def evaluate(cfg: DictConfig, overrides: Sequence[str] = (), *, is_swept: bool =
     check_values(cfg, ANNOTATIONS)
     evaluated = find_evaluated_policy(cfg, overrides, is_swept=is_swept)
     quiet_libraries(evaluated.output_dir / "evaluate.log")
-    engine, tasks = _prepare(cfg, evaluated)
+    engine: RolloutEngine = instantiate(cfg.engine)
+    engine.check(evaluated.device)
+    engine.check_model(evaluated.spec.load_config(), evaluated.device)
+    tasks = prepare_tasks(cfg, evaluated, engine.name)
     fabric = Fabric(
         accelerator=cfg.trainer.accelerator,
         devices=cfg.trainer.devices,
@@ -124,14 +126,6 @@ class Task:
         return task
 
 
-def _prepare(cfg: DictConfig, evaluated: EvaluatedPolicy) -> tuple[RolloutEngine, list[Task]]:
-    """Engine and benchmarks, nothing of them loaded; raises `ConfigError` for what cannot work."""
-    engine: RolloutEngine = instantiate(cfg.engine)
-    engine.check(evaluated.device)
-    engine.check_model(evaluated.spec.load_config(), evaluated.device)
-    return engine, prepare_tasks(cfg, evaluated, engine.name)
-
-
 def prepare_tasks(cfg: DictConfig, evaluated: EvaluatedPolicy, engine: str) -> list[Task]:
     """All benchmarks, for the engine of a name; raises `ConfigError` for the first thing that cannot work."""
     check_distribution(cfg.temperature, cfg.top_p)
@@ -168,8 +162,6 @@ def _benchmark(cfg: DictConfig, node: DictConfig) -> Benchmark:
 
 def _task(cfg: DictConfig, evaluated: EvaluatedPolicy, benchmark: Benchmark, reward: DictConfig, engine: str) -> Task:
     rows, data = benchmark.load()
-    if repeated := count_repeated(rows):
-        say(f"{benchmark.name}: {repeated}")
     if cfg.temperature == 0 and benchmark.num_samples > 1:
         say(
             f"{benchmark.name}: at temperature=0 the {benchmark.num_samples} samples of a problem are equal, and "

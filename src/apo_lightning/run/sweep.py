@@ -27,7 +27,7 @@ class Sweep:
     def begin_job(self, cfg: Any) -> None:
         """Say which job begins; raises `ConfigError` for one of several ranks: each would begin the sweep again."""
         own: Any = HydraConfig.get()
-        if self._command.takes_ranks and cfg.trainer.devices not in (1, "auto") and launch().size == 1:
+        if self._command.uses_devices and cfg.trainer.devices not in (1, "auto") and launch().size == 1:
             raise ConfigError(
                 f"trainer.devices is {cfg.trainer.devices} in a sweep, whose jobs share this process: start one run "
                 "after the other, or each as a SLURM job with hydra/launcher=submitit_slurm"

@@ -262,7 +262,7 @@ def test_a_gpu_is_given_more_at_once_than_a_cpu():
     assert [task_on(*each).settings.samples_per_batch for each in given] == [256, 4096, 7]
 
 
-def test_equal_samples_and_repeated_problems_are_told_before_anything_is_loaded(tmp_path, capsys):
+def test_equal_samples_are_told_before_anything_is_loaded(tmp_path, capsys):
     rows = [("1 + 1", "2"), ("1+1", "2"), ("2 + 2", "4"), ("2 + 2", "5"), ("3 + 2", "5")]
     problems = tmp_path / "problems.jsonl"
     problems.write_text("".join(json.dumps({"problem": p, "answer": a}) + "\n" for p, a in rows))
@@ -271,6 +271,5 @@ def test_equal_samples_and_repeated_problems_are_told_before_anything_is_loaded(
     *told, first, _ = capsys.readouterr().out.splitlines()
     assert first.startswith("first prompt of arithmetic: '<|turn|>user\\n1 + 1<|end|>")
     assert told == [
-        "arithmetic: 2 problems occur more than once (4 of 5 rows), 1 with different answers",
         "arithmetic: at temperature=0 the 8 samples of a problem are equal, and pass@k is pass@1: give num_samples=1",
     ]
