@@ -210,19 +210,15 @@ def without(estimator: AdvantageEstimator, inputs: AdvantageInputs, left_out: Te
     values, keep = torch.zeros_like(inputs.rewards), torch.ones_like(left_out)
     for prompt, absent in enumerate(left_out):
         members = (~absent).nonzero().flatten().tolist()
-        if len(members) >= 2 and _accepts(estimator, len(members)):
+        try:
+            check_group_size(estimator, len(members))
+        except ConfigError:
+            continue
+        if len(members) >= 2:
             part = estimator(inputs.part(prompt, members))
             values[prompt, members] = part.values[0]
             keep[prompt, members] = part.keep[0]
     return Advantages(values=values, keep=keep)
-
-
-def _accepts(estimator: AdvantageEstimator, group_size: int) -> bool:
-    try:
-        check_group_size(estimator, group_size)
-    except ConfigError:
-        return False
-    return True
 
 
 # ------------------------------------------------------------------ losses
