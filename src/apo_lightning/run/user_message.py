@@ -126,8 +126,8 @@ def _misnamed(error: InstantiationException) -> str | None:
     """A message for a `_target_` that cannot be imported or refuses its keys; None: its own code failed."""
     cause, (what, _, key) = error.__cause__, str(error).partition("\nfull_key: ")
     if what.startswith("Error locating target"):
-        target, reason = what.split("'")[1], getattr(cause, "__cause__", None) or cause
-        return f"{key}._target_ is {target}: {_missing_in(target, reason)}"
+        target, reason = what.split("'")[1], cause or error
+        return f"{key}._target_ is {target}: {_missing_in(target, reason.__cause__ or reason)}"
     if isinstance(cause, ModuleNotFoundError) or (key == "trainer" and isinstance(cause, ValueError)):
         return re.sub(r"\s+", " ", f"{key}: {cause}")
     if not isinstance(cause, TypeError) or not what.startswith("Error in call to target"):
@@ -142,7 +142,7 @@ def _misnamed(error: InstantiationException) -> str | None:
     )
 
 
-def _missing_in(target: str, error: BaseException | None) -> str:
+def _missing_in(target: str, error: BaseException) -> str:
     """Why a dotted name leads to no object, by the error of its import or of its last part."""
     if not isinstance(error, ModuleNotFoundError) or not f"{target}.".startswith(f"{error.name}."):
         return f"{type(error).__name__}: {in_brief(error)}"  # of an import inside the module
