@@ -126,7 +126,7 @@ _is_first: dict[int, bool] = {}
 def _unread() -> Iterator[Launcher]:
     """Launchers whose variables Lightning does not read, by a pair `…_SIZE`, `…_RANK` of numbers."""
     for rank in sorted(os.environ):
-        size = f"{rank.removesuffix('RANK')}SIZE"
+        size = "FLUX_JOB_SIZE" if rank == "FLUX_TASK_RANK" else f"{rank.removesuffix('RANK')}SIZE"
         if rank.endswith("_RANK") and os.environ[rank].isdigit() and os.environ.get(size, "").isdigit():
             yield Launcher(name="another launcher", size=size, ranks=(rank,))
 

@@ -111,6 +111,8 @@ def test_a_launch_that_can_be_is_taken_as_it_is(variables, devices, expected, mo
         (srun(2, 0) | {"SLURM_JOB_NAME": "bash", "SLURM_STEP_NUM_TASKS": "2"}, 2, "bash or interactive starts no"),
         ({"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "NODE_RANK": "1", **MEET}, 1, "several machines"),
         ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}, 1, "HOROVOD_SIZE=2.*starts no ranks"),
+        ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "2"}, 1, "FLUX_JOB_SIZE=2.*starts no ranks"),
+        ({"JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "2"}, 1, "JSM_NAMESPACE_SIZE=2.*starts no ranks"),
         ({"SLURM_PROCID": "0", "PMI_SIZE": "2", "PMI_RANK": "1"}, 2, "PMI_SIZE=2.*starts no ranks"),
     ],
 )
