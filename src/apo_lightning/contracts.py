@@ -3,9 +3,6 @@
 The packages `rewards`, `advantages` and `losses` hold those that come with the framework; a step knows none of them.
 """
 
-import contextlib
-import os
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -110,23 +107,9 @@ class SampleReward(Protocol):
 
 def score_samples(reward: Reward, samples: Samples) -> list[Verdict]:
     """The verdicts of any reward, from as much of the samples as it reads."""
-    with forks_ended():
-        if isinstance(reward, SampleReward):
-            return reward.score_samples(samples)
-        return reward.score(samples.texts, samples.answers)
-
-
-@contextlib.contextmanager
-def forks_ended() -> Iterator[None]:
-    """End a process that the block has forked, as its own exit says: it would go on as a second run in the folder."""
-    own = os.getpid()
-    try:
-        yield
-    finally:
-        if os.getpid() != own:
-            ended = sys.exc_info()[1]
-            status = ended.code if isinstance(ended, SystemExit) else ended and 1
-            os._exit(status if isinstance(status, int) else int(status is not None))
+    if isinstance(reward, SampleReward):
+        return reward.score_samples(samples)
+    return reward.score(samples.texts, samples.answers)
 
 
 def check_prompts(reward: Reward, prompts: Sequence[Prompt]) -> None:
@@ -227,19 +210,15 @@ def without(estimator: AdvantageEstimator, inputs: AdvantageInputs, left_out: Te
     values, keep = torch.zeros_like(inputs.rewards), torch.ones_like(left_out)
     for prompt, absent in enumerate(left_out):
         members = (~absent).nonzero().flatten().tolist()
-        if len(members) >= 2 and _accepts(estimator, len(members)):
+        try:
+            check_group_size(estimator, len(members))
+        except ConfigError:
+            continue
+        if len(members) >= 2:
             part = estimator(inputs.part(prompt, members))
             values[prompt, members] = part.values[0]
             keep[prompt, members] = part.keep[0]
     return Advantages(values=values, keep=keep)
-
-
-def _accepts(estimator: AdvantageEstimator, group_size: int) -> bool:
-    try:
-        check_group_size(estimator, group_size)
-    except ConfigError:
-        return False
-    return True
 
 
 # ------------------------------------------------------------------ losses

@@ -36,10 +36,6 @@ def breaks_at_once(completions, **kwargs):
     raise MemoryError
 
 
-def ends_at_once(completions, **kwargs):
-    os._exit(0)
-
-
 def huge(completions, **kwargs):
     return [1e300 * (index % 2) for index in range(len(completions))]
 

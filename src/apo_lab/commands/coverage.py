@@ -127,15 +127,14 @@ def _solutions(coverage: OracleCoverage, evaluated: EvaluatedPolicy, folder: Pat
     problems = coverage.load()
     policy, sha256 = evaluated.load(evaluated.device)
     card = evaluated.card(sha256, Stage())
-    with Progress("", "solution tokens") as progress:
-        progress.start(0, 0)
-        result = coverage.measure(
-            policy,
-            problems,
-            evaluated.spec.prompt_template,
-            card,
-            lambda done, total: progress.advance(done, total, num_tokens=done),
-        )
+    progress = Progress("", "solution tokens")
+    result = coverage.measure(
+        policy,
+        problems,
+        evaluated.spec.prompt_template,
+        card,
+        lambda done, total: progress.advance(done, total, num_tokens=done),
+    )
     write_record(folder / "coverage.json", result)
     say(
         f"{result.data.num_problems:,} problems of {result.data.num_available:,}; "

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -15,7 +14,7 @@ from apo_lab.reporting.figures.canvas import NamedFigure, inline_svg, save
 from apo_lab.reporting.names import BENCHMARKS
 from apo_lab.reporting.records import Cell, Evaluated, Evaluations, Table
 from apo_lightning.common.files import write_atomically
-from apo_lightning.common.formatting import printable
+from apo_lightning.common.formatting import as_cell, printable
 from apo_lightning.evaluation.card import warnings
 
 SIGNIFICANT_DIGITS = 12
@@ -104,8 +103,8 @@ def csv_text(table: Table) -> str:
         records.append({"section": row.section})
         for column, cell in zip(table.columns, row.cells, strict=True):
             records[-1] |= _values(column.title, cell)
-    table_of_texts = pd.DataFrame(records).dropna(axis="columns", how="all").rename(columns=_no_formula)
-    return table_of_texts.map(_no_formula).to_csv(index=False, lineterminator="\n")
+    table_of_texts = pd.DataFrame(records).dropna(axis="columns", how="all").rename(columns=as_cell)
+    return table_of_texts.map(as_cell, na_action="ignore").to_csv(index=False, lineterminator="\n")
 
 
 def warnings_of(item: Evaluated) -> list[str]:
@@ -130,11 +129,6 @@ def _values(title: str, cell: Cell) -> Iterator[tuple[str, str | None]]:
     yield title, cell.text if cell.value is None else f"{cell.value:.{SIGNIFICANT_DIGITS}g}"
     for place, end in enumerate(("low", "high")):
         yield f"{title} {end}", f"{cell.interval[place]:.{SIGNIFICANT_DIGITS}g}" if cell.interval else None
-
-
-def _no_formula(text: Any) -> Any:
-    is_formula = re.match(r"[=+@\t\r-].", str(text)) and not re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?", str(text))
-    return f"'{text}" if is_formula else text
 
 
 def _plain(text: str) -> str:

@@ -21,6 +21,20 @@ def printable(text: str) -> str:
     return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+def as_cell(text: str) -> str:
+    """A cell of a CSV table: text that a spreadsheet would compute begins with `'`, and numbers stay numbers.
+
+    Example:
+        >>> [as_cell(text) for text in ("=1+1", "-0.5", "@x", "-")]
+        ["'=1+1", '-0.5', "'@x", '-']
+    """
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}" if re.match(r"[=+@\t\r-].", text) else text
+    return text
+
+
 def number(value: float, decimals: int = 3) -> str:
     """A number with fixed decimals; "-" if it is not finite.
 

@@ -1,6 +1,7 @@
 """What the environment says of this process: who started it, and as which of how many ranks. Imports nothing large."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from apo_lightning.errors import ConfigError
@@ -21,8 +22,6 @@ class Launcher:
     """Without these, several ranks do not find each other."""
     per_node: str = ""
     """Ranks of a machine."""
-    again: str = ""
-    """How to start as many ranks of a machine as the trainer asks for; "": it starts none, but perhaps the run."""
 
 
 TORCHRUN = Launcher(
@@ -31,7 +30,6 @@ TORCHRUN = Launcher(
     ranks=("RANK",),
     needs=("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
     per_node="LOCAL_WORLD_SIZE",
-    again="torchrun --nproc-per-node={}",
 )
 SRUN = Launcher(
     name="srun",
@@ -39,31 +37,17 @@ SRUN = Launcher(
     ranks=("SLURM_PROCID",),
     needs=("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS_PER_NODE"),
     per_node="SLURM_NTASKS_PER_NODE",
-    again="srun --ntasks-per-node={}",
 )
 BY_HAND = Launcher(
     name="a launcher",
     size="WORLD_SIZE",
     ranks=("LOCAL_RANK", "RANK"),
     needs=("LOCAL_RANK", "MASTER_PORT"),
-    again="torchrun --nproc-per-node={}",
 )
 """Lightning's own launcher, which is the first rank, or the ranks' variables set by hand, on one machine."""
 SRUN_UNSEEN = Launcher(
     name="srun in a job named bash or interactive", size="SLURM_STEP_NUM_TASKS", ranks=("SLURM_PROCID",)
 )
-OTHERS = tuple(
-    Launcher(name=name, size=size, ranks=(rank,))
-    for name, size, rank in (
-        ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-        ("mpiexec", "PMI_SIZE", "PMI_RANK"),
-        ("mpirun", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
-        ("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"),
-        ("flux run", "FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
-        ("horovodrun", "HOROVOD_SIZE", "HOROVOD_RANK"),
-    )
-)
-"""These start the run at most: Lightning reads none of them."""
 NODES = ("NODE_RANK", "GROUP_RANK")
 """Lightning reads these where neither torchrun nor srun has started the process; only rank 0 is the first machine."""
 
@@ -84,7 +68,7 @@ def launch() -> Launch:
     The first in Lightning's own order is asked: torchrun within srun is torchrun. A leftover of another launcher, such
     as `LOCAL_RANK=1` in a shell, would make a lone process a rank that writes no file.
     """
-    others, first = OTHERS, None
+    first = None
     if "TORCHELASTIC_RUN_ID" in os.environ:
         first = TORCHRUN
     elif "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in INTERACTIVE:
@@ -92,11 +76,11 @@ def launch() -> Launch:
     else:
         if any(_number(name, 0) for name in NODES):
             raise ConfigError(_refusal(BY_HAND, "the ranks of several machines are started by torchrun or srun"))
-        others, first = (SRUN_UNSEEN, *OTHERS), BY_HAND if _has_rank(BY_HAND) else None
+        first = BY_HAND if _has_rank(BY_HAND) else None
     found = Launch(launcher=None) if first is None else _launch_by(first)
     if first is SRUN and _has_rank(BY_HAND) and _launch_by(BY_HAND).rank != found.rank:
         raise ConfigError(_refusal(BY_HAND, f"srun says rank {found.rank}"))
-    for other in others:
+    for other in (*_unread(), *(() if first in (TORCHRUN, SRUN) else (SRUN_UNSEEN,))):
         if found.size == 1 and _has_rank(other) and _launch_by(other).size > 1:
             raise ConfigError(_refusal(other, f"{other.name} starts no ranks of a run: use torchrun or srun"))
     return found
@@ -120,8 +104,8 @@ def check_launch(num_local: int, num_nodes: int) -> None:
         return
     per_node = os.environ.get(found.launcher.per_node, str(num_local))
     if found.size != asked or per_node != str(num_local):
-        start = found.launcher.again.format(num_local)
-        raise ConfigError(_refusal(found.launcher, f"{wants}, {num_local} a node: start it by `{start}`"))
+        start = "srun --ntasks-per-node" if found.launcher is SRUN else "torchrun --nproc-per-node"
+        raise ConfigError(_refusal(found.launcher, f"{wants}, {num_local} a node: start it by `{start}={num_local}`"))
 
 
 def is_first_process() -> bool:
@@ -137,6 +121,14 @@ def is_first_process() -> bool:
 
 _is_first: dict[int, bool] = {}
 """Process id → whether it is the first. Lightning takes WORLD_SIZE out of the environment after a validation."""
+
+
+def _unread() -> Iterator[Launcher]:
+    """Launchers whose variables Lightning does not read, by a pair `…_SIZE`, `…_RANK` of numbers."""
+    for rank in sorted(os.environ):
+        size = "FLUX_JOB_SIZE" if rank == "FLUX_TASK_RANK" else f"{rank.removesuffix('RANK')}SIZE"
+        if rank.endswith("_RANK") and os.environ[rank].isdigit() and os.environ.get(size, "").isdigit():
+            yield Launcher(name="another launcher", size=size, ranks=(rank,))
 
 
 def _has_rank(launcher: Launcher) -> bool:

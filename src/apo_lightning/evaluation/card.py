@@ -86,7 +86,7 @@ def result_table(results: Sequence[EvaluationResult]) -> Table:
     for result in results:
         n, total = result.settings.num_samples, sum(result.verdicts.values())
         table.add_row(
-            result.benchmark if result.model.step is None else f"{result.benchmark}, step {result.model.step}",
+            result.title,
             f"{result.data.num_problems} x {n}",
             *(_with_interval(result.metrics[name]) for name in ("pass@1", f"pass@{n}")),
             f"{100 * result.metrics[f'maj@{n}'].value:.1f}" if f"maj@{n}" in result.metrics else "–",

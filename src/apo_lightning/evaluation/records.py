@@ -159,3 +159,8 @@ class EvaluationResult:
     samples_sha256: str | None = None
     """Of the file of samples; None: an earlier version."""
     schema: int = SCHEMA_VERSION
+
+    @property
+    def title(self) -> str:
+        """The benchmark, and the step of a snapshot."""
+        return self.benchmark if self.model.step is None else f"{self.benchmark}, step {self.model.step}"

@@ -142,7 +142,7 @@ def reported_k(num_samples: int) -> list[int]:
 
 
 def answer_classes(answers: Iterable[tuple[str | None, VerdictStatus]]) -> list[int]:
-    r"""Class of each answer in the vote: 0 if correct, −1 if it was not judged, else one number for answers that are equal.
+    r"""Class of each answer in the vote: 0 if correct, −1 if not judged, else one number for answers that are equal.
 
     A wrong answer is compared with the `MOST_COMPARED` classes that have the most votes so far, one answer of each.
 

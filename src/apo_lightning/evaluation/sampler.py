@@ -60,20 +60,19 @@ class Sampler:
         total, size, counts = len(file.plan), file.samples_per_batch, Counter[str]()
         if done and self.rank == 0:
             say(f"{benchmark}: {done} of {total} samples exist already")
-        with Progress(f"{benchmark}: ", "samples", is_shown=self.rank == 0 and done < total) as progress:
-            progress.start(done, total)
-            for start in range(done, total, size * self.world_size):
-                first = start + self.rank * size  # beyond the plan where the last round has fewer batches than ranks
-                own = self._samples(file.plan[first : first + size], reward, benchmark, settings)
-                samples = items_of_all_ranks(own)
-                if self.rank == 0:
-                    file.append(samples)
-                counts["samples"] += len(samples)
-                counts["tokens"] += sum(sample.num_tokens for sample in samples)
-                counts["correct"] += sum(sample.status == "correct" for sample in samples)
-                counts["truncated"] += sum(sample.finish_reason == "length" for sample in samples)
-                notes = [f"{counts[name] / counts['samples']:.1%} {name}" for name in ("correct", "truncated")]
-                progress.advance(done + counts["samples"], total, counts["tokens"], notes)
+        progress = Progress(f"{benchmark}: ", "samples", done)
+        for start in range(done, total, size * self.world_size):
+            first = start + self.rank * size  # beyond the plan where the last round has fewer batches than ranks
+            own = self._samples(file.plan[first : first + size], reward, benchmark, settings)
+            samples = items_of_all_ranks(own)
+            if self.rank == 0:
+                file.append(samples)
+            counts["samples"] += len(samples)
+            counts["tokens"] += sum(sample.num_tokens for sample in samples)
+            counts["correct"] += sum(sample.status == "correct" for sample in samples)
+            counts["truncated"] += sum(sample.finish_reason == "length" for sample in samples)
+            notes = [f"{counts[name] / counts['samples']:.1%} {name}" for name in ("correct", "truncated")]
+            progress.advance(done + counts["samples"], total, counts["tokens"], notes)
 
     def _samples(
         self, planned: Sequence[PlannedSample], reward: Reward, benchmark: str, settings: SamplingSettings

@@ -184,17 +184,11 @@ def _refuse_incomplete(model: PreTrainedModel, info: Mapping[str, Collection[Any
             f"{where}: another shape than config.json says: {_listed([name for name, *_ in reshaped])} ({[*found]}, "
             f"not {[*expected]}): give the config that belongs to the weights"
         )
-    for name in missing[:1]:
-        if wrapped := next((key for key in left_over if key.endswith(f".{name}")), None):
-            raise ConfigError(
-                f"{where}: its names begin with {wrapped.removesuffix(name)!r} ({wrapped}), so no weight of {kind} is "
-                "found: save the model that is wrapped"
-            )
     also = f"; {_listed(left_over)} would be left out" if left_over else ""
     if missing:
         raise ConfigError(
             f"{where}: the folder lacks {_listed(missing)} of {kind}, which would be random{also}: give all weights, "
-            "and the config that belongs to them"
+            "under the names of the model itself, and the config that belongs to them"
         )
     if left_over:
         raise ConfigError(

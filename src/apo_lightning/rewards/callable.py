@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from apo_lightning.contracts import Reward, Samples, forks_ended
+from apo_lightning.contracts import Reward, Samples
 from apo_lightning.errors import ConfigError, Preempted, failure
 from apo_lightning.types import Prompt, Verdict
 
@@ -126,8 +126,7 @@ class CallableReward(ReadsSamples):
         try:
             available = self._arguments(samples, extra).items()
             given = {name: value for name, value in available if name not in absent and self._takes(name)}
-            with forks_ended():
-                returned = self._call(given)
+            returned = self._call(given)
             is_list = isinstance(returned, Iterable) and not isinstance(returned, str | bytes | Mapping | Set)
             rewards = list(returned) if is_list else None
         except (KeyboardInterrupt, Preempted):

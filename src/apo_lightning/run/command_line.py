@@ -134,7 +134,7 @@ def _run(command: Command, overrides: Sequence[str]) -> None:
         try:
             with _errors_in_one_line(), _exits_are_errors():
                 if is_swept:
-                    sweep.begin_job(overrides)
+                    sweep.begin_job(cfg)
                 refuse_unread(cfg, str(command.config))
                 if command.uses_devices:
                     from apo_lightning.run.devices import check_devices  # with torch alone: a refusal comes at once

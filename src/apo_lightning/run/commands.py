@@ -39,11 +39,6 @@ class Command:
         module, _, function = self.work.partition(":")
         return getattr(importlib.import_module(module), function)
 
-    def check(self, cfg: Any) -> None:
-        """Raise what the work would raise before it loads anything; its module may have a function `check` for it."""
-        module = importlib.import_module(self.work.partition(":")[0])
-        getattr(module, "check", lambda cfg: None)(cfg)
-
     def overrides(self, arguments: Sequence[str]) -> list[str]:
         """The arguments as overrides, a first word of `actions` as `action=…`; raises `ConfigError` on another word."""
         first, *rest = arguments or ("",)

@@ -37,7 +37,6 @@ from apo_lightning.rollout.engine import RolloutEngine, check_distribution
 from apo_lightning.rollout.weight_sync import publish, start_engine
 from apo_lightning.run.choices import options_of, typed_overrides
 from apo_lightning.run.evaluated_policy import EvaluatedPolicy, find_evaluated_policy
-from apo_lightning.run.launching import loud_exits
 from apo_lightning.run.own_problems import with_own_problems
 from apo_lightning.run.settings import SEED, check_fits, check_reward, check_values
 from apo_lightning.run.sources import identity_of_code
@@ -68,15 +67,6 @@ def main(cfg: DictConfig) -> None:
     evaluate(with_own_problems(cfg, overrides), overrides, is_swept=HydraConfig.get().mode is RunMode.MULTIRUN)
 
 
-def check(cfg: DictConfig) -> None:
-    """Raise `ConfigError` for a job of a sweep that cannot work; nothing is loaded."""
-    cfg = with_own_problems(cfg, typed_overrides())
-    check_values(cfg, ANNOTATIONS)
-    _, tasks = _prepare(cfg, find_evaluated_policy(cfg, typed_overrides(), is_swept=True))
-    for task in tasks:
-        task.benchmark.reward.close()
-
-
 def evaluate(cfg: DictConfig, overrides: Sequence[str] = (), *, is_swept: bool = False) -> list[EvaluationResult]:
     """Measure one policy on all benchmarks, with one engine; raises `ConfigError` before any weights are loaded.
 
@@ -86,7 +76,10 @@ def evaluate(cfg: DictConfig, overrides: Sequence[str] = (), *, is_swept: bool =
     check_values(cfg, ANNOTATIONS)
     evaluated = find_evaluated_policy(cfg, overrides, is_swept=is_swept)
     quiet_libraries(evaluated.output_dir / "evaluate.log")
-    engine, tasks = _prepare(cfg, evaluated)
+    engine: RolloutEngine = instantiate(cfg.engine)
+    engine.check(evaluated.device)
+    engine.check_model(evaluated.spec.load_config(), evaluated.device)
+    tasks = prepare_tasks(cfg, evaluated, engine.name)
     fabric = Fabric(
         accelerator=cfg.trainer.accelerator,
         devices=cfg.trainer.devices,
@@ -94,7 +87,6 @@ def evaluate(cfg: DictConfig, overrides: Sequence[str] = (), *, is_swept: bool =
         strategy="ddp" if evaluated.world_size > 1 else "auto",  # one process a device, each with the whole model
     )
     with contextlib.ExitStack() as held:
-        held.enter_context(loud_exits())
         for closes in (*(task.benchmark.reward for task in tasks), engine):
             held.enter_context(contextlib.closing(closes))
         at_stages = [(stage, [task.at(stage) for task in tasks]) for stage in evaluated.stages]
@@ -133,14 +125,6 @@ class Task:
         task = replace(self, folder=folder, identity={**self.identity, **stage.identity})
         require_same_identity(task.folder, task.identity)
         return task
-
-
-def _prepare(cfg: DictConfig, evaluated: EvaluatedPolicy) -> tuple[RolloutEngine, list[Task]]:
-    """Engine and benchmarks, nothing of them loaded; raises `ConfigError` for what cannot work."""
-    engine: RolloutEngine = instantiate(cfg.engine)
-    engine.check(evaluated.device)
-    engine.check_model(evaluated.spec.load_config(), evaluated.device)
-    return engine, prepare_tasks(cfg, evaluated, engine.name)
 
 
 def prepare_tasks(cfg: DictConfig, evaluated: EvaluatedPolicy, engine: str) -> list[Task]:

@@ -11,12 +11,10 @@ import select
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Iterator
 from datetime import datetime, timedelta
-from os import _exit
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -90,30 +88,9 @@ def end_with_peers() -> None:
                 ranks = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
                 if "TORCHELASTIC_RUN_ID" in os.environ and len(ranks) < num_ranks:
                     break
-        _exit(1)
+        os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="end with peers").start()
-
-
-@contextlib.contextmanager
-def loud_exits() -> Iterator[None]:
-    """In the block, `os._exit(0)` in this process ends it with a line and status 1: it can only be a user's code."""
-    own = os.getpid()
-
-    def exit_loudly(status: int) -> NoReturn:
-        if os.getpid() == own and status == 0:
-            place = traceback.extract_stack(limit=2)[0]
-            os.write(
-                2, f"error: {place.filename}:{place.lineno} called os._exit(0) before the run had ended\n".encode()
-            )
-            _exit(1)
-        _exit(status)
-
-    os._exit = exit_loudly
-    try:
-        yield
-    finally:
-        os._exit = _exit
 
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")

@@ -1,7 +1,6 @@
 """`apo publish`: a run's policy as a folder for others, with a model card and what its numbers can be checked by."""
 
 import csv
-import io
 import shlex
 import shutil
 import tempfile
@@ -15,6 +14,7 @@ from apo_lightning.checkpoints.folder import MANIFEST, complete_checkpoints
 from apo_lightning.checkpoints.origin import OF_RUN, read_origin, write_origin
 from apo_lightning.common.console import say
 from apo_lightning.common.files import publish_folder
+from apo_lightning.common.formatting import as_cell
 from apo_lightning.common.model_card import model_card
 from apo_lightning.errors import ConfigError, in_brief
 from apo_lightning.evaluation.card import card
@@ -25,8 +25,6 @@ from apo_lightning.run.trained import EVIDENCE, TrainedRun
 
 HUB = "hub:"
 OF_EVALUATION = ("evaluation.json", "samples.jsonl", "results.json", "card.md")
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""How a cell begins that a spreadsheet would compute."""
 
 
 def publish(cfg: DictConfig) -> None:
@@ -96,49 +94,25 @@ def _write(run: TrainedRun, to: Path, command: str) -> None:
 
 def _index_entries(result: EvaluationResult) -> list[EvalResult]:
     n = result.settings.num_samples
+    measured = {"confidence": CONFIDENCE, "problems": result.data.num_problems, "samples": n}
     return [
         EvalResult(
             task_type="text-generation",
             dataset_type=result.benchmark,
-            dataset_name=result.benchmark
-            if result.model.step is None
-            else f"{result.benchmark}, step {result.model.step}",
+            dataset_name=result.title,
             metric_type=name,
-            metric_value=result.metrics[name].value,
-            metric_args={
-                "low": result.metrics[name].low,
-                "high": result.metrics[name].high,
-                "confidence": CONFIDENCE,
-                "problems": result.data.num_problems,
-                "samples": n,
-            },
+            metric_value=found.value,
+            metric_args={"low": found.low, "high": found.high, **measured},
         )
         for name in dict.fromkeys(("pass@1", f"pass@{n}", f"maj@{n}"))
+        if (found := result.metrics.get(name)) is not None
     ]
 
 
 def _copy(path: Path, to: Path) -> None:
     to.parent.mkdir(parents=True, exist_ok=True)
-    content = path.read_bytes()
-    to.write_bytes(defused(content.decode()).encode() if path.suffix == ".csv" else content)
-
-
-def defused(table: str) -> str:
-    r"""A CSV table in which no cell is a formula of a spreadsheet; numbers stay numbers.
-
-    Example:
-        >>> defused("a,=1+1\r\n-0.5,@x\r\n")
-        "a,'=1+1\r\n-0.5,'@x\r\n"
-    """
-    text = io.StringIO(newline="")
-    rows = ([_as_text(cell) for cell in row] for row in csv.reader(io.StringIO(table, newline="")))
-    csv.writer(text).writerows(rows)
-    return text.getvalue()
-
-
-def _as_text(cell: str) -> str:
-    try:
-        float(cell)
-    except ValueError:
-        return f"'{cell}" if cell.startswith(FORMULA) else cell
-    return cell
+    if path.suffix == ".csv":
+        with path.open(newline="", encoding="utf-8") as file, to.open("w", newline="", encoding="utf-8") as copied:
+            csv.writer(copied).writerows(map(as_cell, row) for row in csv.reader(file))
+    else:
+        to.write_bytes(path.read_bytes())

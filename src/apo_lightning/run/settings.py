@@ -27,7 +27,6 @@ from apo_lightning.model.architecture import check_length, exact_length
 from apo_lightning.model.spec import PolicySpec
 from apo_lightning.model.tokenizer import completion_ids
 from apo_lightning.rewards.trial import try_reward
-from apo_lightning.run.launching import loud_exits
 from apo_lightning.run.lightning_options import check_callback, check_trainer
 from apo_lightning.step.settings import StepSettings
 from apo_lightning.types import Needs, Prompt
@@ -188,6 +187,6 @@ def check_reward(
 ) -> None:
     """Raise `ConfigError` for a reward that cannot judge these problems, or fails on made-up completions."""
     check_prompts(reward, prompts)
-    with loud_exits(), saying("waiting for the reward of three made-up completions; Ctrl-C ends the command"):
+    with saying("waiting for the reward of three made-up completions; Ctrl-C ends the command"):
         state = TrainerState(max_steps=num_optimizer_steps)
         try_reward(reward, prompts[0], functools.partial(completion_ids, tokenizer), state)

@@ -9,7 +9,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from hydra.utils import instantiate
 from lightning.pytorch.callbacks import ProgressBar
 from omegaconf import DictConfig
@@ -36,7 +35,7 @@ from apo_lightning.parts.importance import ImportanceByLength
 from apo_lightning.parts.moving_reference import MovingReference
 from apo_lightning.parts.probes import Probes
 from apo_lightning.rollout.collector import Collector
-from apo_lightning.run.launching import loud_exits, own_folder
+from apo_lightning.run.launching import own_folder
 from apo_lightning.run.metrics_csv import closing, loggers_of
 from apo_lightning.run.preparing import Prepared, prepare
 from apo_lightning.run.settings import ANNOTATIONS, check_values
@@ -46,27 +45,7 @@ from apo_lightning.step.part import Part
 
 def main(cfg: DictConfig) -> None:
     """The command: train in the folder that Hydra has made for the job."""
-    _check_sweep(cfg)
     train(cfg, Path(HydraConfig.get().runtime.output_dir), record=partial(record_settings, cfg))
-
-
-def check(cfg: DictConfig) -> None:
-    """Raise `ConfigError` for a job of a sweep that cannot work; nothing is loaded and nothing written."""
-    _check_sweep(cfg)
-    check_values(cfg, ANNOTATIONS)
-    prepared = prepare(cfg)
-    prepared.reward.close()
-    folder = Path(HydraConfig.get().runtime.output_dir)
-    find_checkpoint(cfg.resume, folder, prepared.config, prepared.identity)
-
-
-def _check_sweep(cfg: DictConfig) -> None:
-    is_sweep = HydraConfig.get().mode is RunMode.MULTIRUN
-    if is_sweep and cfg.trainer.devices not in (1, "auto") and launch().size == 1:
-        raise ConfigError(
-            f"trainer.devices is {cfg.trainer.devices} in a sweep, whose jobs share this process: start one run after "
-            "the other, or each as a SLURM job with hydra/launcher=submitit_slurm"
-        )
 
 
 def train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | None = None) -> RLVRModule:
@@ -126,7 +105,6 @@ def _train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | N
         set_finished_steps(trainer, steps_done)
         module.validation.last_step = resumed.header.validated_step
     with (
-        loud_exits(),
         contextlib.closing(stop),
         closing(trainer.loggers),
         contextlib.closing(prepared.reward),

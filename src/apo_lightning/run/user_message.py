@@ -2,7 +2,6 @@
 
 import difflib
 import errno
-import importlib
 import inspect
 import logging
 import os
@@ -127,7 +126,8 @@ def _misnamed(error: InstantiationException) -> str | None:
     """A message for a `_target_` that cannot be imported or refuses its keys; None: its own code failed."""
     cause, (what, _, key) = error.__cause__, str(error).partition("\nfull_key: ")
     if what.startswith("Error locating target"):
-        return f"{key}._target_ is {(target := what.split(chr(39))[1])}: {_missing_in(target)}"
+        target, reason = what.split("'")[1], cause or error
+        return f"{key}._target_ is {target}: {_missing_in(target, reason.__cause__ or reason)}"
     if isinstance(cause, ModuleNotFoundError) or (key == "trainer" and isinstance(cause, ValueError)):
         return re.sub(r"\s+", " ", f"{key}: {cause}")
     if not isinstance(cause, TypeError) or not what.startswith("Error in call to target"):
@@ -142,23 +142,14 @@ def _misnamed(error: InstantiationException) -> str | None:
     )
 
 
-def _missing_in(target: str) -> str:
-    """Why a dotted name leads to no object: its first part that is no module or no attribute, or a module's error."""
-    names = target.split(".")
-    found, end = None, 0
-    for end in range(1, len(names) + 1):
-        module = ".".join(names[:end])
-        try:
-            found = importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-                return f"{type(error).__name__}: {error}"  # of an import inside the module
-            if end == 1:
-                return f"there is no module {module} in the working directory or an installed package"
-            break
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-    return f"{getattr(found, '__file__', None) or names[0]} has no {'.'.join(names[end - 1 :])}"
+def _missing_in(target: str, error: BaseException) -> str:
+    """Why a dotted name leads to no object, by the error of its import or of its last part."""
+    if not isinstance(error, ModuleNotFoundError) or not f"{target}.".startswith(f"{error.name}."):
+        return f"{type(error).__name__}: {in_brief(error)}"  # of an import inside the module
+    module, _, missing = str(error.name).rpartition(".")
+    if not module:
+        return f"there is no module {missing} in the working directory or an installed package"
+    return f"{getattr(sys.modules[module], '__file__', None) or module} has no {missing}"
 
 
 def _not_composed(error: Exception) -> str:

@@ -67,6 +67,7 @@ def environment(monkeypatch):
         ({"NODE_RANK": "0"}, 2, (None, 1, 0)),
         (srun(2, 0) | {"SLURM_JOB_NAME": "bash", "SLURM_STEP_NUM_TASKS": "1"}, 2, (None, 1, 0)),  # srun --pty bash
         ({"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, 2, (None, 1, 0)),
+        ({"PAGE_SIZE": "4 KiB", "PAGE_RANK": "0"}, 1, (None, 1, 0)),
     ],
 )
 def test_a_launch_that_can_be_is_taken_as_it_is(variables, devices, expected, monkeypatch):
@@ -102,11 +103,17 @@ def test_a_launch_that_can_be_is_taken_as_it_is(variables, devices, expected, mo
         (srun(1, 0) | {"LOCAL_RANK": "1"}, 1, "LOCAL_RANK=1"),
         (srun(2, 1) | {"LOCAL_RANK": "0"}, 2, "srun says rank 1"),
         (srun(2, 1) | {"SLURM_JOB_NAME": "bash"}, 1, "SLURM_PROCID=1"),
-        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, 2, "mpirun starts no ranks.*torchrun or srun"),
+        (
+            {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"},
+            2,
+            "OMPI_COMM_WORLD_SIZE=2.*starts no ranks.*torchrun or srun",
+        ),
         (srun(2, 0) | {"SLURM_JOB_NAME": "bash", "SLURM_STEP_NUM_TASKS": "2"}, 2, "bash or interactive starts no"),
         ({"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "NODE_RANK": "1", **MEET}, 1, "several machines"),
-        ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}, 1, "horovodrun starts no ranks"),
-        ({"SLURM_PROCID": "0", "PMI_SIZE": "2", "PMI_RANK": "1"}, 2, "mpiexec starts no ranks"),
+        ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}, 1, "HOROVOD_SIZE=2.*starts no ranks"),
+        ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "2"}, 1, "FLUX_JOB_SIZE=2.*starts no ranks"),
+        ({"JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "2"}, 1, "JSM_NAMESPACE_SIZE=2.*starts no ranks"),
+        ({"SLURM_PROCID": "0", "PMI_SIZE": "2", "PMI_RANK": "1"}, 2, "PMI_SIZE=2.*starts no ranks"),
     ],
 )
 def test_a_launch_that_cannot_be_is_one_line_with_the_variables(variables, devices, words, monkeypatch):

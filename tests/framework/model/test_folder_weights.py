@@ -109,8 +109,8 @@ def renamed(prefix: str) -> Callable[[Tensors], Tensors]:
 NO_HEAD = f"lacks {HEAD} of LlamaForCausalLM, which would be random"
 BROKEN = {
     "no head": (weights(no_head), NO_HEAD),
-    "a prefix": (weights(renamed("module.")), r"its names begin with 'module\.' .* save the model that is wrapped"),
-    "compiled": (weights(renamed("_orig_mod.")), r"its names begin with '_orig_mod\.'"),
+    "a prefix": (weights(renamed("module.")), r"random; .*\(module\..* under the names of the model itself"),
+    "compiled": (weights(renamed("_orig_mod.")), r"random; .*\(_orig_mod\..* under the names of the model itself"),
     "a value head": (weights(lambda t: {**t, "v_head.weight": torch.ones(1)}), r"no weight for v_head\.weight"),
     "a layer too few": (settings(num_hidden_layers=3), r"lacks 9 tensors \(model\.layers\.2\."),
     "a layer too many": (settings(num_hidden_layers=1), r"no weight for 9 tensors \(model\.layers\.1\."),

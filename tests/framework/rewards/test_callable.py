@@ -2,8 +2,6 @@ import asyncio
 import dataclasses
 import functools
 import math
-import os
-import sys
 
 import pytest
 
@@ -178,25 +176,6 @@ def test_none_means_not_judged_and_has_no_reward():
 def test_a_function_that_fails_makes_every_verdict_an_error_and_says_why(function, caplog: pytest.LogCaptureFixture):
     assert statuses(function) == ["error", "error"]
     assert "failed: " in caplog.text or "returned " in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("ends", "status"),
-    [(lambda: None, 0), (sys.exit, 0), (lambda: sys.exit(3), 3), (lambda: sys.exit("no"), 1), (lambda: 1 / 0, 1)],
-)
-def test_a_process_that_a_function_forks_does_not_go_on_as_the_run(ends, status):
-    def forks(completions):
-        if (child := os.fork()) == 0:
-            ends()
-        return [float(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status)] * 2 if child else [0.0, 0.0]
-
-    own = os.getpid()
-    try:
-        found = statuses(forks)
-    finally:
-        if os.getpid() != own:
-            os._exit(77)
-    assert found == ["correct", "correct"]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "high", "1.0", [1.0]])

@@ -311,13 +311,8 @@ def test_a_page_names_every_option_of_every_axis(name):
 
 
 @pytest.mark.slow
-def test_a_sweep_begins_when_all_its_jobs_can_and_goes_on_after_one_that_fails(tmp_path):
+def test_a_sweep_goes_on_after_a_job_that_fails(tmp_path):
     sweep = (*RUN, "trainer.max_steps=1", f"hydra.sweep.dir={tmp_path}")
-    refused = start_script("train", "-m", *sweep, "algo=grpo", "group_size=4,1")
-    assert refused.wait() == [1]
-    (line,) = refused.said.strip().splitlines()
-    assert line.startswith("error: no job was started, since 1 of 2 cannot work: job 1 (group_size=1): group_size is 1")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["multirun.yaml"]
     functions = "reward.function._target_=interrupting.ends,interrupting.breaks,rewarding.even_start"
     failed = start_script("train", "-m", *sweep, "reward=callable", functions)
     assert failed.wait() == [1]

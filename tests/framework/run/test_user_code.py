@@ -13,7 +13,6 @@ REWARD = ("reward=callable", "reward.function._target_=interrupting.")
     ("overrides", "said"),
     [
         ((REWARD[0], f"{REWARD[1]}ends"), "error: 16 of 16 completions of step 1 could not be judged"),
-        ((REWARD[0], f"{REWARD[1]}ends_at_once"), "called os._exit(0) before the run had ended"),
         ((REWARD[0], f"{REWARD[1]}huge"), "error: loss or gradient was not finite in any of the 2 optimizer steps"),
         (("+callbacks.ends._target_=interrupting.Ends",), "called sys.exit(0) before the run had ended"),
         (
@@ -26,13 +25,6 @@ REWARD = ("reward=callable", "reward.function._target_=interrupting.")
 def test_a_run_that_did_not_train_ends_with_an_error(overrides, said, tmp_path):
     sizes = ("data.num_validation=0", "prompts_per_minibatch=4", f"hydra.run.dir={tmp_path}")
     check_end(start_script("train", *RUN, *sizes, *overrides), said)
-
-
-def test_an_evaluation_that_a_reward_ends_ends_with_an_error(tmp_path):
-    chosen = "reward@benchmark.arithmetic.reward=callable"
-    reward = (chosen, f"benchmark.arithmetic.{REWARD[1]}ends_at_once")
-    sizes = ("model=tiny", "engine=transformers", "benchmark=arithmetic", "limit=2", f"output_dir={tmp_path}")
-    check_end(start_script("evaluate", *sizes, *reward), "called os._exit(0) before the run had ended")
 
 
 def check_end(script, said):
