@@ -137,8 +137,8 @@ def data_notes(measurements: Sequence[Measurement]) -> tuple[str, ...]:
         notes.append(f"{EXACT} Exact values have no interval.")
     if any(item.which for item in measurements):
         notes.append(
-            "Not averaged: rows that name a run of the table of runs, or weights, as they are not different training "
-            "seeds; name the folders of one in runs=, or give each a model.name of its own."
+            "Not averaged: rows that name weights, as they are not different training seeds; name the folders of one "
+            "in runs=, or give each a model.name of its own."
         )
     return tuple(notes)
 
