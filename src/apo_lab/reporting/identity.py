@@ -126,12 +126,16 @@ def mean_over_both(measured: Sequence[tuple[Measurement, str]]) -> Estimate:
 
     Without an interval where scores problem by problem are not known, or the benchmarks have not the same seeds.
     """
+    tables = score_tables(measured)
+    return _seed_mean(measured[0][1], tables) if tables else _bare_mean([item.metrics[name] for item, name in measured])
+
+
+def score_tables(measured: Sequence[tuple[Measurement, str]]) -> list[Float[Tensor, "policies problems"]]:
+    """The `score_table` of each benchmark; none where one is not known, or the benchmarks have not the same seeds."""
     tables = [score_table(item.policies, name) for item, name in measured]
-    known = [table for table in tables if table is not None]
     seeds = {tuple(policy.seed for policy in item.policies) for item, _ in measured}
-    if len(known) < len(tables) or len(seeds) > 1:
-        return _bare_mean([item.metrics[name] for item, name in measured])
-    return _seed_mean(measured[0][1], known)
+    known = [table for table in tables if table is not None]
+    return known if len(known) == len(tables) and len(seeds) == 1 else []
 
 
 def score_table(policies: Sequence[Measurement], metric: str) -> Float[Tensor, "policies problems"] | None:
