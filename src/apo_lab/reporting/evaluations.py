@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from apo_lab.coverage.records import CoverageResult
-from apo_lab.reporting.identity import HASH_LETTERS, counted, resolved, short_hash
+from apo_lab.reporting.identity import counted, resolved, short, short_hash
 from apo_lab.reporting.names import BASE, MODELS
 from apo_lab.reporting.records import Evaluated, Evaluations, Measurement, ResultFile, RunCard, bare
 from apo_lab.reporting.runs import Defaults, axes, find_files, may_matter, plain, policy_of, settings
@@ -147,7 +147,7 @@ def _sampling(result: EvaluationResult) -> dict[str, str]:
         "precision": result.model.dtype,
         "prompt": short_hash(how.prompt),
         "reward": how.reward,
-        "problems": f"{data.num_problems} of {data.num_available} ({data.sha256[:HASH_LETTERS]})",
+        "problems": f"{data.num_problems} of {data.num_available} ({short(data.sha256)})",
         "stop tokens": None if how.stop_tokens is None else " ".join(how.stop_tokens) or "none",
         "support K": None if how.support_anchor_size is None else str(how.support_anchor_size),
         "encoder": how.encoder,

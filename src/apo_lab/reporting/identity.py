@@ -28,7 +28,6 @@ OF_ALL_BENCHMARKS = ("temperature", "top-p", "engine", "precision", "stop tokens
 """Settings of all benchmarks of a model: where one benchmark differs in them, all are labelled."""
 OF_N = ("diversity", "avg@", "maj@")
 """Metrics whose value depends on the number of samples a problem."""
-HASH_LETTERS = 8
 
 
 def resolved(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
@@ -59,12 +58,12 @@ def resolved(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
 
 def short_hash(text: str) -> str:
     """The first digits of a text's SHA-256, to tell two long texts apart."""
-    return sha256_of([text.encode()])[:HASH_LETTERS]
+    return short(sha256_of([text.encode()]))
 
 
 def short(identity: str) -> str:
     """The first digits of a SHA-256; any other text as it is."""
-    return identity[:HASH_LETTERS] if re.fullmatch("[0-9a-f]{64}", identity) else identity
+    return identity[:8] if re.fullmatch("[0-9a-f]{64}", identity) else identity
 
 
 def problem_scores(problems: Sequence[ProblemCount], ks: Sequence[int]) -> Float[Tensor, "problems ks"]:
