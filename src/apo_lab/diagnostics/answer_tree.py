@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -114,14 +113,11 @@ class AnswerTree:
         before = logprobs.cumsum(0) - logprobs  # less those of earlier answers, the log-prob of a token's node
         before = (before - before[starts][self.listed.owner])[self.token]
         of_problem = torch.stack([self.place, self.problem_of_node]).unique(dim=1, return_inverse=True)[1]
-        nodes = pd.DataFrame(measured[self.token].numpy(), columns=pd.Index(["kl", "total_variation"]))
-        nodes = nodes.mul(weights_within(of_problem, before), axis=0).assign(problem=of_problem.numpy())
-        nodes["kind"] = [self.listed.kinds[token] for token in self.token]
+        weighted = measured[self.token] * weights_within(of_problem, before)[:, None]
         rows: list[Row] = []
-        for place, group in nodes.groupby(self.place.tolist()):
-            means = {
-                name: float(group[name].to_numpy().sum()) / group.problem.nunique()
-                for name in ("kl", "total_variation")
-            }
-            rows.append({"place": int(str(place)), "kind": ", ".join(group.kind.unique()), **means})
+        for place in self.place.unique().tolist():
+            nodes = (self.place == place).nonzero().flatten()
+            kl, total_variation = (weighted[nodes].sum(0) / len(self.problem_of_node[nodes].unique())).tolist()
+            kinds = dict.fromkeys(self.listed.kinds[token] for token in self.token[nodes].tolist())
+            rows.append({"place": place, "kind": ", ".join(kinds), "kl": kl, "total_variation": total_variation})
         return rows

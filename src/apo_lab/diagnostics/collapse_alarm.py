@@ -73,7 +73,7 @@ class CollapseAlarm(StepCallback):
     def state_dict(self) -> dict[str, Any]:
         """The first pass, the evaluation points so far and the sets that were warned of, as plain data."""
         return {
-            "base": {name: {k: list(v) for k, v in counts.items()} for name, counts in self._base.items()},
+            "base": dict(self._base),
             "base_step": self._base_step,
             "point_steps": list(self._point_steps),
             "max_points": self.max_points,
@@ -82,8 +82,7 @@ class CollapseAlarm(StepCallback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore `state_dict`; the number of planned evaluation points stays that of the first run."""
-        self._base = {name: {k: (v[0], v[1]) for k, v in counts.items()} for name, counts in state_dict["base"].items()}
-        self._base_step, self.max_points = state_dict["base_step"], state_dict["max_points"]
+        self._base, self._base_step, self.max_points = (state_dict[k] for k in ("base", "base_step", "max_points"))
         self._point_steps, self._warned = list(state_dict["point_steps"]), list(state_dict["warned"])
 
 

@@ -4,9 +4,8 @@ import math
 
 import torch
 
-from apo_lab.diagnostics.settings import check_at_least, measured_anchor_size
+from apo_lab.diagnostics.anchors import AnchorDiagnostic
 from apo_lab.statistics.reachability import NEVER, first_exits, is_outside_support, survival
-from apo_lightning.callbacks import StepCallback, check_every_n_steps
 from apo_lightning.distributed.gathering import from_all_ranks, items_of_all_ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
@@ -16,7 +15,7 @@ LENGTHS = (16, 64, 256)
 """Tokens at which `reach/correct_inside@l` is logged."""
 
 
-class Reachability(StepCallback):
+class Reachability(AnchorDiagnostic):
     """Logs `reach/…`: the share of correct completions with a token outside T_K, the reference's K likeliest.
 
     A completion that was cut at the maximum length does not count as correct, whatever its verdict. At the first step
@@ -34,14 +33,11 @@ class Reachability(StepCallback):
     """
 
     def __init__(self, anchor_size: int | None = None, every_n_steps: int = 10) -> None:
-        check_at_least("reachability", 1, anchor_size=anchor_size)
-        self.every_n_steps = check_every_n_steps("reachability", every_n_steps)
-        self.given_size = anchor_size
-        self.prepare(None)
+        super().__init__("reachability", anchor_size, every_n_steps)
 
     def prepare(self, loss: PolicyLoss | None) -> None:
-        """Choose K."""
-        self.anchor_size = measured_anchor_size(self.given_size, loss)
+        """Choose K, and ask for so many anchors."""
+        super().prepare(loss)
         self.needs = Needs(anchor_size=self.anchor_size)
 
     def on_step(self, step: StepOutput) -> dict[str, float]:

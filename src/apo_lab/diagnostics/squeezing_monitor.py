@@ -5,17 +5,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from apo_lab.diagnostics.settings import check_at_least, measured_anchor_size, present
+from apo_lab.diagnostics.anchors import AnchorDiagnostic
 from apo_lab.statistics.squeezing import leaders, mass_of_parts, squeeze_shares, squeeze_sums, total
-from apo_lightning.callbacks import StepCallback, check_every_n_steps
 from apo_lightning.common.process_group import process_rank
 from apo_lightning.distributed.gathering import from_all_ranks
-from apo_lightning.losses import PolicyLoss
 from apo_lightning.rollout.collector import sample_seed
 from apo_lightning.types import Advantages, Needs, Probe, ProbeStatistics, Rollouts, StepOutput
 
 
-class SqueezingMonitor(StepCallback):
+class SqueezingMonitor(AnchorDiagnostic):
     """Logs `squeeze/…`: how one update moved probability at the tokens of some completions.
 
     At each token the vocabulary is the sampled token y, the leader (the likeliest anchor other than y under the
@@ -36,19 +34,13 @@ class SqueezingMonitor(StepCallback):
         every_n_steps: measure at multiples of this step.
     """
 
+    needs = Needs(reference_model=True)
+
     def __init__(self, num_completions: int = 32, anchor_size: int | None = None, every_n_steps: int = 10) -> None:
-        check_at_least("squeezing_monitor", 1, num_completions=num_completions, anchor_size=anchor_size)
-        self.every_n_steps = check_every_n_steps("squeezing_monitor", every_n_steps)
+        super().__init__("squeezing_monitor", anchor_size, every_n_steps, num_completions=num_completions)
         self.num_completions = num_completions
-        self.given_size = anchor_size
         self.seed = 0
         self._num_error_tokens = 0
-        self.prepare(None)
-
-    def prepare(self, loss: PolicyLoss | None) -> None:
-        """Choose K."""
-        self.anchor_size = measured_anchor_size(self.given_size, loss)
-        self.needs = Needs(reference_model=True)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Take the run's seed, which decides the sample."""
@@ -109,11 +101,16 @@ def sampled_completions(
 
 def part_masses(answer: ProbeStatistics) -> tuple[Float[Tensor, "tokens 4"], Float[Tensor, "tokens 4"]]:
     """`squeezing.mass_of_parts` of the probe's tokens before and after the update, on the CPU."""
-    ids = present(present(answer.reference).anchor_ids).cpu()
+    assert answer.reference is not None
+    assert answer.reference.anchor_ids is not None
+    assert answer.before is not None
+    ids = answer.reference.anchor_ids.cpu()
     token_ids = torch.tensor([token for completion in answer.probe.completions for token in completion])
     is_candidate = (ids >= 0) & (ids != token_ids.long()[:, None])
-    before, after = (
-        (said.logprobs.cpu(), present(said.anchor_logprobs).cpu()) for said in (present(answer.before), answer.after)
-    )
-    leader = leaders(before[1], is_candidate)
-    return mass_of_parts(*before, is_candidate, leader), mass_of_parts(*after, is_candidate, leader)
+    leader, masses = None, []
+    for said in (answer.before, answer.after):
+        assert said.anchor_logprobs is not None
+        logprobs, of_anchors = said.logprobs.cpu(), said.anchor_logprobs.cpu()
+        leader = leaders(of_anchors, is_candidate) if leader is None else leader
+        masses.append(mass_of_parts(logprobs, of_anchors, is_candidate, leader))
+    return masses[0], masses[1]

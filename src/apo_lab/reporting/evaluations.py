@@ -10,10 +10,10 @@ from typing import Any
 import pandas as pd
 
 from apo_lab.coverage.records import CoverageResult
-from apo_lab.reporting.identity import HASH_LETTERS, counted, resolved, short_hash
+from apo_lab.reporting.identity import counted, resolved, short, short_hash
 from apo_lab.reporting.names import BASE, MODELS
 from apo_lab.reporting.records import Evaluated, Evaluations, Measurement, ResultFile, RunCard, bare
-from apo_lab.reporting.runs import Defaults, axes, departures, find_files, may_matter, plain, policy_of, settings
+from apo_lab.reporting.runs import Defaults, axes, find_files, may_matter, plain, policy_of, settings
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.loading import read_record, read_result
 from apo_lightning.evaluation.records import Estimate, EvaluationResult, ModelCard, ProblemCount
@@ -24,6 +24,8 @@ EXACT_KEY = re.compile(r"val/([^/]+)/exact/(pass@1|pass@64)")
 """What `ExactCoverage` logs of a set of problems, as far as tables have it."""
 STEPS = "steps"
 """The setting under which a run that ended before its last step is listed."""
+MeasuredAt = Mapping[int, Mapping[str, Any]]
+"""Step → the fields of a `Measurement` that hold what was measured there."""
 
 
 def read_evaluations(folders: Sequence[Path], runs: Iterable[RunCard] = ()) -> Evaluations:
@@ -60,14 +62,14 @@ def measurements(
         ConfigError: a summary lacks what every summary has.
     """
     keys = axes(runs)
-    evaluated = [_evaluated(item, keys, defaults) for item in evaluations.results if item.result.model.step is None]
-    before = [_evaluated(item, keys, defaults) for item in evaluations.results if item.result.model.step == 0]
-    ways = [(item.model, item.benchmark, item.sampling) for item in evaluated]
+    final, before = (
+        [_evaluated(item, keys, defaults) for item in evaluations.results if item.result.model.step == step]
+        for step in (None, 0)
+    )
+    ways = [(item.model, item.benchmark, item.sampling) for item in final]
     bases = [item for item in before if (item.model, item.benchmark, item.sampling) in ways]
     held_out = (found for run in runs for found in held_out_measurements(run, settings(run, keys, defaults)))
-    return resolved(
-        [*evaluated, *bases, *held_out], {policy_of(run): f"run {place}" for place, run in enumerate(runs, start=1)}
-    )
+    return resolved([*final, *bases, *held_out])
 
 
 def with_snapshots(runs: Iterable[RunCard], evaluations: Evaluations) -> list[RunCard]:
@@ -96,10 +98,15 @@ def held_out_measurements(run: RunCard, departures: Mapping[str, str]) -> Iterat
     """
     for name, change in run.summary.get("held_out", {}).items():
         try:
-            yield from _before_and_after(run, departures, name, change)
+            problems = sorted(change["num_correct"])
+            which = f"{len(problems)} ({short_hash(chr(10).join(problems))})"
+            yield from _of_policies(run, departures, name, which, _counted(change))
         except (KeyError, TypeError) as error:
             raise ConfigError(f"{run.folder}/summary.json: held_out.{name} lacks {error}: train again") from error
-    yield from _exact(run, departures)
+    listing = run.folder / "exact" / "answers.json"
+    which = short_hash(listing.read_text(encoding="utf-8")) if listing.is_file() else None
+    for name, exact in _exact(run.metrics).items():
+        yield from _of_policies(run, departures, f"{name}, exact", which, exact)
 
 
 def _evaluated(item: Evaluated, keys: Sequence[str], defaults: Defaults | None) -> Measurement:
@@ -110,7 +117,7 @@ def _evaluated(item: Evaluated, keys: Sequence[str], defaults: Defaults | None) 
     return Measurement(
         model=item.model,
         method=item.method,
-        settings=settings(run, keys, defaults) if run else _typed(card, defaults or {}),
+        settings=settings(run, keys, defaults) if run else _typed(card),
         seed=run.seed if run else "" if seed is None else str(seed),
         weights=result.model.weights_sha256,
         sampling=_sampling(result),
@@ -123,10 +130,10 @@ def _evaluated(item: Evaluated, keys: Sequence[str], defaults: Defaults | None) 
     )
 
 
-def _typed(model: ModelCard, defaults: Defaults) -> dict[str, str]:
-    """Where a run that was not read departs from its method's defaults, by what was typed."""
+def _typed(model: ModelCard) -> dict[str, str]:
+    """The settings of a run that was not read: what was typed for it."""
     pairs = (override.lstrip("+~").partition("=") for override in model.overrides)
-    return departures({key: value for key, _, value in pairs if may_matter(key)}, defaults.get(model.algo or "", {}))
+    return {key: plain(value) for key, _, value in pairs if may_matter(key)}
 
 
 def _sampling(result: EvaluationResult) -> dict[str, str]:
@@ -140,7 +147,7 @@ def _sampling(result: EvaluationResult) -> dict[str, str]:
         "precision": result.model.dtype,
         "prompt": short_hash(how.prompt),
         "reward": how.reward,
-        "problems": f"{data.num_problems} of {data.num_available} ({data.sha256[:HASH_LETTERS]})",
+        "problems": f"{data.num_problems} of {data.num_available} ({short(data.sha256)})",
         "stop tokens": None if how.stop_tokens is None else " ".join(how.stop_tokens) or "none",
         "support K": None if how.support_anchor_size is None else str(how.support_anchor_size),
         "encoder": how.encoder,
@@ -148,82 +155,63 @@ def _sampling(result: EvaluationResult) -> dict[str, str]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _before_and_after(
-    run: RunCard, departures: Mapping[str, str], name: str, change: Mapping[str, Any]
-) -> Iterator[Measurement]:
-    samples = (change["samples_per_problem_before"], change["samples_per_problem"])
-    before, after = (
-        tuple(
-            ProblemCount(prompt_id=problem, num_samples=samples[place], num_correct=pair[place])
-            for problem, pair in change["num_correct"].items()
+def _counted(change: Mapping[str, Any]) -> MeasuredAt:
+    """What a summary has of a held-out set: its curves from counts of right samples, and the gain by problem."""
+    ends = (("step_before", "samples_per_problem_before"), ("step_after", "samples_per_problem"))
+    found: dict[int, dict[str, Any]] = {}
+    for place, (step, count) in enumerate(ends):
+        problems = tuple(
+            ProblemCount(prompt_id=problem, num_samples=change[count], num_correct=num_correct[place])
+            for problem, num_correct in change["num_correct"].items()
         )
-        for place in (0, 1)
-    )
-    if change["step_before"] == 0:
-        yield _counted(run, name, before, **_untrained(run))
-    pairs = zip(before, after, strict=True)
-    gains = tuple(two.num_correct / two.num_samples - one.num_correct / one.num_samples for one, two in pairs)
-    gain = Estimate(
-        **{end: change["change"][key] for end, key in (("value", "mean"), ("low", "low"), ("high", "high"))}
-    )
-    trained = _trained(run, departures, change["step_after"])
-    yield _counted(run, name, after, gain=gain, by_problem={"gain": gains}, **trained)
+        curve = counted(problems)
+        metrics = {"pass@1": curve[0], f"pass@{len(curve)}": curve[-1]}
+        found[change[step]] = {"num_samples": len(curve), "metrics": metrics, "pass_at_k": curve, "problems": problems}
+    gain, num_before, num_after = change["change"], *(change[count] for _, count in ends)
+    last = found[change["step_after"]]
+    last["metrics"]["gain"] = Estimate(value=gain["mean"], low=gain["low"], high=gain["high"])
+    pairs = change["num_correct"].values()
+    last["by_problem"] = {"gain": tuple(after / num_after - before / num_before for before, after in pairs)}
+    return found
 
 
-def _exact(run: RunCard, departures: Mapping[str, str]) -> Iterator[Measurement]:
-    """The same of what `ExactCoverage` logged, first and last."""
-    columns = [match for key in run.metrics if (match := EXACT_KEY.fullmatch(key))]
+def _exact(metrics: Any) -> dict[str, MeasuredAt]:
+    """What `ExactCoverage` logged of each set of problems, first and last; the gain where both are there."""
+    found: dict[str, MeasuredAt] = {}
+    columns = [match for key in metrics if (match := EXACT_KEY.fullmatch(key))]
     for name in dict.fromkeys(match[1] for match in columns):
         keys = {match[0]: match[2] for match in columns if match[1] == name}
-        table: Any = run.metrics[list(keys)].dropna()
-        logged = table.rename(columns=keys).to_dict("index")
-        listing = run.folder / "exact" / "answers.json"
-        problems = short_hash(listing.read_text(encoding="utf-8")) if listing.is_file() else None
-        before, last = logged.get(0, {}), max(logged, default=0)
-        ends = [(before, _untrained(run))] if before else []
-        if last:
-            gain = {"gain": logged[last]["pass@1"] - before["pass@1"]} if "pass@1" in before else {}
-            ends.append((logged[last] | gain, _trained(run, departures, int(last))))
-        for values, policy in ends:
-            metrics = {key: bare(value) for key, value in values.items()}
-            most = 64 if "pass@64" in metrics else 1
-            yield _held_out(run, f"{name}, exact", problems, num_samples=most, metrics=metrics, exact=True, **policy)
+        logged = metrics[list(keys)].dropna().rename(columns=keys).to_dict("index")
+        last = max(logged, default=0)
+        if last and "pass@1" in logged.get(0, {}):
+            logged[last]["gain"] = logged[last]["pass@1"] - logged[0]["pass@1"]
+        found[name] = {
+            int(step): {
+                "num_samples": 64 if "pass@64" in logged[step] else 1,
+                "metrics": {key: bare(value) for key, value in logged[step].items()},
+                "exact": True,
+            }
+            for step in sorted({0, last} & logged.keys())
+        }
+    return found
 
 
-def _untrained(run: RunCard) -> dict[str, Any]:
-    """The policy before training is told from another by where it was read; random weights by the run's seed."""
-    path = run.config.get("model.path", "null")
-    weights, seed = (f"of seed {run.seed}", run.seed) if path == "null" else (f"of {path}", "")
-    return {"method": BASE, "weights": weights, "seed": seed}
-
-
-def _trained(run: RunCard, departures: Mapping[str, str], step: int) -> dict[str, Any]:
-    stopped = {} if run.config.get("trainer.max_steps", str(step)) == str(step) else {STEPS: str(step)}
-    return {"method": run.label, "settings": {**departures, **stopped}, "weights": policy_of(run), "seed": run.seed}
-
-
-def _counted(
-    run: RunCard, name: str, problems: tuple[ProblemCount, ...], gain: Estimate | None = None, **policy: Any
-) -> Measurement:
-    curve, ids = counted(problems), sorted(problem.prompt_id for problem in problems)
-    return _held_out(
-        run,
-        name,
-        f"{len(ids)} ({short_hash(chr(10).join(ids))})",
-        num_samples=len(curve),
-        metrics={"pass@1": curve[0], f"pass@{len(curve)}": curve[-1]} | ({"gain": gain} if gain else {}),
-        pass_at_k=curve,
-        problems=problems,
-        **policy,
-    )
-
-
-def _held_out(run: RunCard, name: str, which: str | None, **measured: Any) -> Measurement:
-    """A measurement of the run's own; `which` tells its problems from others."""
-    found = {
-        "temperature": plain(run.config["temperature"]) if "temperature" in run.config else None,
-        "token limit": run.config.get("data.max_completion_tokens"),
-        "problems": which,
+def _of_policies(
+    run: RunCard, departures: Mapping[str, str], name: str, problems: str | None, found: MeasuredAt
+) -> Iterator[Measurement]:
+    """What a run measured of a set: of the untrained policy at step 0, of the trained one at another step."""
+    config = run.config
+    sampling = {
+        "temperature": plain(config["temperature"]) if "temperature" in config else None,
+        "token limit": config.get("data.max_completion_tokens"),
+        "problems": problems,
     }
-    sampling = {setting: value for setting, value in found.items() if value is not None}
-    return Measurement(model=MODELS[run.model], sampling=sampling, benchmark=name, held_out=True, **measured)
+    known = {setting: value for setting, value in sampling.items() if value is not None}
+    for step, measured in found.items():
+        stopped = {} if config.get("trainer.max_steps", str(step)) == str(step) else {STEPS: str(step)}
+        own = {"method": run.label, "settings": {**departures, **stopped}, "weights": policy_of(run), "seed": run.seed}
+        if step == 0:  # told from another by where it was read; random weights are those of the run's seed
+            path = config.get("model.path", "null")
+            weights, seed = (f"of seed {run.seed}", run.seed) if path == "null" else (f"of {path}", "")
+            own = {"method": BASE, "weights": weights, "seed": seed}
+        yield Measurement(model=MODELS[run.model], benchmark=name, sampling=known, held_out=True, **own, **measured)

@@ -6,7 +6,7 @@ The weights identify a policy; policy, problems and sampling settings identify a
 import math
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -28,25 +28,42 @@ OF_ALL_BENCHMARKS = ("temperature", "top-p", "engine", "precision", "stop tokens
 """Settings of all benchmarks of a model: where one benchmark differs in them, all are labelled."""
 OF_N = ("diversity", "avg@", "maj@")
 """Metrics whose value depends on the number of samples a problem."""
-HASH_LETTERS = 8
 
 
-def resolved(measurements: Iterable[Measurement], runs: Mapping[str, str] | None = None) -> tuple[Measurement, ...]:
+def resolved(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
     """The measurements, each policy once for each way of measuring it, and labelled where they must not be averaged.
 
     - The same weights, problems and settings: one measurement, that with the most samples.
-    - Other settings or problems: `apart` names them.
+    - Other settings or problems: `apart` names those in which measurements of a model, or of a benchmark, differ.
     - Other weights under one name: seeds of one method if every one has a training seed of its own; else `which` names
-      the run of each as `runs` does, from weights to name, or the weights.
+      the weights of each.
     """
-    groups = grouped(measurements, _same_measurement)
+    groups = grouped(measurements, lambda i: (_method(i), i.weights, i.benchmark, tuple(sorted(i.sampling.items()))))
     single = [max(group, key=lambda item: item.num_samples) for group in groups]
-    return tuple(_weights_named(_settings_named(single), runs or {}))
+    policies: dict[Hashable, set[tuple[str, str]]] = defaultdict(set)
+    values: dict[Hashable, set[str]] = defaultdict(set)
+    for item in single:
+        policies[_method(item)].add((item.seed, item.weights))
+        for name, value in item.sampling.items():
+            values[_where(item, name)].add(value)
+
+    def labelled(item: Measurement) -> Measurement:
+        seeds = [seed for seed, _ in policies[_method(item)]]
+        is_ambiguous = len(seeds) > 1 and ("" in seeds or len(set(seeds)) < len(seeds))
+        apart = {name: value for name, value in item.sampling.items() if len(values[_where(item, name)]) > 1}
+        return replace(item, apart=apart, which=f"weights {short(item.weights)}" if is_ambiguous else "")
+
+    return tuple(map(labelled, single))
 
 
 def short_hash(text: str) -> str:
     """The first digits of a text's SHA-256, to tell two long texts apart."""
-    return sha256_of([text.encode()])[:HASH_LETTERS]
+    return short(sha256_of([text.encode()]))
+
+
+def short(identity: str) -> str:
+    """The first digits of a SHA-256; any other text as it is."""
+    return identity[:8] if re.fullmatch("[0-9a-f]{64}", identity) else identity
 
 
 def problem_scores(problems: Sequence[ProblemCount], ks: Sequence[int]) -> Float[Tensor, "problems ks"]:
@@ -108,13 +125,16 @@ def mean_over_both(measured: Sequence[tuple[Measurement, str]]) -> Estimate:
 
     Without an interval where scores problem by problem are not known, or the benchmarks have not the same seeds.
     """
+    tables = score_tables(measured)
+    return _seed_mean(measured[0][1], tables) if tables else _bare_mean([item.metrics[name] for item, name in measured])
+
+
+def score_tables(measured: Sequence[tuple[Measurement, str]]) -> list[Float[Tensor, "policies problems"]]:
+    """The `score_table` of each benchmark; none where one is not known, or the benchmarks have not the same seeds."""
     tables = [score_table(item.policies, name) for item, name in measured]
-    known = [table for table in tables if table is not None]
     seeds = {tuple(policy.seed for policy in item.policies) for item, _ in measured}
-    if len(known) < len(tables) or len(seeds) > 1:
-        return _bare_mean([item.metrics[name] for item, name in measured])
-    name = measured[0][1]
-    return _seed_means({name: known})[name]
+    known = [table for table in tables if table is not None]
+    return known if len(known) == len(tables) and len(seeds) == 1 else []
 
 
 def score_table(policies: Sequence[Measurement], metric: str) -> Float[Tensor, "policies problems"] | None:
@@ -125,52 +145,13 @@ def score_table(policies: Sequence[Measurement], metric: str) -> Float[Tensor, "
     return torch.tensor([[row[name] for name in rows[0]] for row in rows], dtype=torch.float64)
 
 
-def _same_method(item: Measurement) -> Hashable:
+def _method(item: Measurement) -> Hashable:
     return item.model, item.method, tuple(item.settings.items()), item.held_out
 
 
-def _same_measurement(item: Measurement) -> Hashable:
-    # Where the weights are not known, every measurement is a policy of its own.
-    policy = item.weights or id(item)
-    return _same_method(item), policy, item.benchmark, tuple(sorted(item.sampling.items()))
-
-
-def _settings_named(items: Sequence[Measurement]) -> list[Measurement]:
-    """`apart`: the settings in which measurements of one model, or of one of its benchmarks, differ."""
-    found: dict[Hashable, set[str]] = defaultdict(set)
-    for item in items:
-        for name, value in item.sampling.items():
-            found[_where(item, name)].add(value)
-    return [
-        replace(
-            item, apart={name: value for name, value in item.sampling.items() if len(found[_where(item, name)]) > 1}
-        )
-        for item in items
-    ]
-
-
 def _where(item: Measurement, name: str) -> Hashable:
+    """What is measured alike where it has one value of a setting: a model, or one of its benchmarks."""
     return name, item.model, item.held_out, None if name in OF_ALL_BENCHMARKS else item.benchmark
-
-
-def _weights_named(items: Sequence[Measurement], runs: Mapping[str, str]) -> list[Measurement]:
-    """`which`: where the policies of one name are not told apart by training seeds of their own."""
-    policies: dict[Hashable, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for item in items:
-        policies[_same_method(item)][item.seed].add(item.weights)
-
-    def ambiguous(of_seed: Mapping[str, set[str]]) -> bool:
-        num_policies = sum(len(weights) for weights in of_seed.values())
-        return num_policies > 1 and ("" in of_seed or num_policies > len(of_seed))
-
-    return [
-        replace(
-            item, which=runs.get(item.weights) or re.sub("([0-9a-f]{8})[0-9a-f]{56}", r"\1", f"weights {item.weights}")
-        )
-        if ambiguous(policies[_same_method(item)])
-        else item
-        for item in items
-    ]
 
 
 def _by_problem(policy: Measurement, metric: str) -> dict[str, float]:
@@ -192,14 +173,16 @@ def _mean_of_group(group: Sequence[Measurement]) -> Measurement:
             "measured alike: none are averaged; name fewer folders in runs="
         )
     curve = _mean_curve(group)
-    metrics = {f"pass@{k}": estimate for k, estimate in enumerate(curve, start=1)}
+    of_curve = {f"pass@{k}": estimate for k, estimate in enumerate(curve, start=1)}
     names = [name for name in first.metrics if all(name in item.metrics for item in group)]
-    tables = {name: score_table(group, name) for name in names if name not in metrics}
-    metrics |= _seed_means({name: [table] for name, table in tables.items() if table is not None})
-    metrics |= {name: _bare_mean([i.metrics[name] for i in group]) for name, table in tables.items() if table is None}
-    kept = {name: metrics[name] for name in names}
-    means = {"metrics": kept, "pass_at_k": curve, "problems": (), "by_problem": {}}
-    return replace(first, seed="", weights="", seeds=tuple(group), **means)
+    means = {name: of_curve.get(name) or _mean_of_metric(group, name) for name in names}
+    gone = {"seed": "", "weights": "", "problems": (), "by_problem": {}}
+    return replace(first, metrics=means, pass_at_k=curve, seeds=tuple(group), **gone)
+
+
+def _mean_of_metric(group: Sequence[Measurement], name: str) -> Estimate:
+    table = score_table(group, name)
+    return _bare_mean([item.metrics[name] for item in group]) if table is None else _seed_mean(name, [table])
 
 
 def _mean_curve(group: Sequence[Measurement]) -> tuple[Estimate, ...]:
@@ -212,20 +195,16 @@ def _mean_curve(group: Sequence[Measurement]) -> tuple[Estimate, ...]:
     return tuple(_bare_mean([item.pass_at_k[place] for item in group]) for place in range(count))
 
 
-def _seed_means(tables: Mapping[str, Sequence[Float[Tensor, "seeds _"]]]) -> dict[str, Estimate]:
-    """The mean over seeds and benchmarks of each metric."""
-    found = {}
-    for name, of_benchmarks in tables.items():
-        least, most = score_range(name)
-        # What is no share of samples has an unseen problem as far off as the farthest one seen; a gain that is the
-        # same on all problems, at ±1, as in `paired_intervals`.
-        agree = name == "gain" and all(len(set(table.mean(0).tolist())) == 1 for table in of_benchmarks)
-        is_bounded = agree or name.startswith(SHARES)
-        lowest, highest = (least, most) if is_bounded else (-math.inf, math.inf)
-        columns = [table[:, :, None] for table in of_benchmarks]
-        (interval,) = seed_mean_intervals(columns, lowest=lowest, highest=highest)
-        found[name] = Estimate(value=interval.mean, low=max(least, interval.low), high=min(most, interval.high))
-    return found
+def _seed_mean(name: str, of_benchmarks: Sequence[Float[Tensor, "seeds _"]]) -> Estimate:
+    """The mean of a metric over seeds and benchmarks."""
+    least, most = score_range(name)
+    # What is no share of samples has an unseen problem as far off as the farthest one seen; a gain that is the same on
+    # all problems, at ±1, as in `paired_intervals`.
+    agree = name == "gain" and all(len(set(table.mean(0).tolist())) == 1 for table in of_benchmarks)
+    lowest, highest = (least, most) if agree or name.startswith(SHARES) else (-math.inf, math.inf)
+    columns = [table[:, :, None] for table in of_benchmarks]
+    (interval,) = seed_mean_intervals(columns, lowest=lowest, highest=highest)
+    return Estimate(value=interval.mean, low=max(least, interval.low), high=min(most, interval.high))
 
 
 def _bare_mean(estimates: Sequence[Estimate]) -> Estimate:

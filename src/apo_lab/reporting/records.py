@@ -94,8 +94,7 @@ class Measurement:
     weights: str = ""
     """The seed of the training run, and SHA-256 or another identity of the policy; empty where they are not known."""
     which: str = ""
-    """Tells its policy from others of this name that are not training seeds of one method: `run 2`, in the order of
-    paths, or `weights 3f9a1c2b` where no run that was read has them."""
+    """Tells its policy from others of this name that are not training seeds of one method: `weights 3f9a1c2b`."""
     sampling: Mapping[str, str] = field(default_factory=dict)
     """Printed name → value of every setting that may decide a number, except n and the sampling seed."""
     apart: Mapping[str, str] = field(default_factory=dict)

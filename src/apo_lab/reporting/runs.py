@@ -65,7 +65,7 @@ def runs_by_method(runs: Sequence[RunCard], defaults: Defaults | None = None) ->
 
 def policy_of(run: RunCard) -> str:
     """The hash of the final weights; the folder of a run without a summary."""
-    return run.summary.get("weights_sha256") or str(run.folder)
+    return run.summary.get("weights_sha256") or f"of {run.folder}"
 
 
 def find_files(folders: Iterable[Path], name: str) -> Iterator[Path]:
@@ -129,13 +129,9 @@ def grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
 
 
 def settings(run: RunCard, keys: Iterable[str], defaults: Defaults | None = None) -> dict[str, str]:
-    """Where the run departs from its method's defaults along the axes."""
-    return departures({key: run.config[key] for key in keys if key in run.config}, (defaults or {}).get(run.algo, {}))
-
-
-def departures(values: Mapping[str, str], usual: Mapping[str, str]) -> dict[str, str]:
-    """The values that are not the usual ones, numbers in one spelling; one without a usual value always shows."""
-    shown = {key: plain(value) for key, value in values.items()}
+    """Where the run departs from its method's defaults along the axes; a value without a default always shows."""
+    usual = (defaults or {}).get(run.algo, {})
+    shown = {key: plain(run.config[key]) for key in keys if key in run.config}
     return {key: value for key, value in shown.items() if key not in usual or value != plain(usual[key])}
 
 

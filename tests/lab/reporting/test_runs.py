@@ -111,7 +111,7 @@ def test_evaluations_without_their_runs_tell_settings_by_the_typed_overrides(tmp
         card = {"algo": "apo", "run": f"/gone/{index}", "overrides": ("algo=apo", override)}
         write_record(tmp_path / str(index) / "results.json", result(**card))
     found = measurements((), read_evaluations([tmp_path]), DEFAULTS)
-    assert [item.settings for item in found] == [{"algo.loss.pull_coef": "0.02"}, {}]
+    assert [item.settings for item in found] == [{"algo.loss.pull_coef": "0.02"}, {"algo.loss.pull_coef": "0.1"}]
 
 
 def test_a_summary_gives_the_untrained_policy_and_the_gain(tmp_path: Path) -> None:

@@ -385,7 +385,7 @@ def test_how_to_add_a_base_model_is_said_where_it_is_missing(names):
         assert len(said) == ("Base" not in names)
 
 
-def test_every_run_is_listed_with_its_folder_and_weights_of_one_name_by_its_number(tmp_path, monkeypatch):
+def test_every_run_is_listed_with_its_folder_and_the_weights_that_tell_two_of_one_name_apart(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
         path = write_run(tmp_path / "outputs" / name, weights=name * 64) / "results.json"
@@ -396,11 +396,11 @@ def test_every_run_is_listed_with_its_folder_and_weights_of_one_name_by_its_numb
     found = measurements(runs, results, DEFAULTS)
     listed = [texts(row) for row in runs_table(runs, DEFAULTS).rows]
     assert [row[:4] + row[5:] for row in listed] == [
-        ["1", "APO", "1", "2", "outputs/a"],
-        ["2", "APO", "1", "2", "outputs/b"],
+        ["APO", "1", "2", "aaaaaaaa", "outputs/a"],
+        ["APO", "1", "2", "bbbbbbbb", "outputs/b"],
     ]
     assert listed[0][4].startswith("1970-01-0")
-    assert column(main_results(found), "Method") == ["APO (run 1)", "APO (run 2)"]
+    assert column(main_results(found), "Method") == ["APO (weights aaaaaaaa)", "APO (weights bbbbbbbb)"]
     assert sum("Not averaged" in note for note in main_results(found).notes) == 1
 
 

@@ -36,6 +36,11 @@ class Comparison:
         return f"{arm_name(self.after)} − {arm_name(self.before)}"
 
     @property
+    def is_finished(self) -> bool:
+        """Whether all planned runs are there."""
+        return self.num_done == self.num_planned
+
+    @property
     def outcome(self) -> str:
         """The verdict, or how many runs there are."""
         return self.verdict.outcome if self.verdict else f"{self.num_done} of {self.num_planned} runs"
@@ -57,25 +62,24 @@ def answered(edition: Edition) -> list[Answered]:
 
 def prediction_outcome(prediction: Prediction, questions: Sequence[Answered]) -> tuple[str, str]:
     """`held`, `failed` or `undecided`, and the row that it rests on: table, section and first cell."""
-    for each in questions:
-        for comparison in each.comparisons:
-            if (each.question.key, comparison.before, comparison.after) == (prediction.question, *prediction.pair):
-                row = f"lab_{each.question.stage}_verdicts: {each.question.key}: {comparison.label}"
-                if comparison.verdict is None or comparison.verdict.outcome not in DECIDED:
-                    return "undecided", row
-                return ("held" if comparison.verdict.outcome == prediction.expected else "failed"), row
-    return "undecided", "no run"
+    rows = {(each.question.key, c.before, c.after): (each.question, c) for each in questions for c in each.comparisons}
+    if (key := (prediction.question, *prediction.pair)) not in rows:
+        return "undecided", "no run"
+    question, comparison = rows[key]
+    outcome = "held" if comparison.outcome == prediction.expected else "failed"
+    is_decided = comparison.outcome in DECIDED
+    return outcome if is_decided else "undecided", f"lab_{question.stage}_verdicts: {question.key}: {comparison.label}"
 
 
 def _answer(edition: Edition, question: Question) -> Answered:
     found = [_compared(edition, question, before, after) for before, after in question.pairs]
     # A comparison that waits for runs counts in the family with p = 1: later, the others' adjusted p only falls.
-    decidable = [each.contrast if _is_finished(each) and each.has_all_worlds else None for each in found]
+    decidable = [each.contrast if each.is_finished and each.has_all_worlds else None for each in found]
     verdicts = decide([contrast or _WAITING for contrast in decidable], edition.protocol.margin)
     return Answered(
         question=question,
         comparisons=tuple(
-            replace(each, verdict=verdict if _is_finished(each) else None)
+            replace(each, verdict=verdict if each.is_finished else None)
             for each, verdict in zip(found, verdicts, strict=True)
         ),
     )
@@ -90,8 +94,9 @@ def _compared(edition: Edition, question: Question, before: str, after: str) -> 
 
     def contrast(endpoint: str) -> Contrast:
         scores = [arm.within(common).scores(endpoint) for arm in arms]
-        in_unit = compare_instances if question.unit == "instance" else compare
-        return in_unit(*([_half(common)] if before == HALF else []), *scores)
+        if before == HALF:  # on all problems: a logit of 0
+            scores.insert(0, ArmScores(name=HALF, tables={world: torch.zeros(MIN_SEEDS, BLOCKS) for world in common}))
+        return compare_instances(*scores) if question.unit == "instance" else compare(*scores)
 
     return Comparison(
         before=before,
@@ -103,15 +108,6 @@ def _compared(edition: Edition, question: Question, before: str, after: str) -> 
         num_done=sum(len(arm.runs) for arm in arms),
         num_planned=sum(arm.num_planned for arm in arms),
     )
-
-
-def _is_finished(comparison: Comparison) -> bool:
-    return comparison.num_done == comparison.num_planned
-
-
-def _half(worlds: Sequence[str]) -> ArmScores:
-    """Runs whose endpoint is one half, a logit of 0, on all problems."""
-    return ArmScores(name=HALF, tables={world: torch.zeros(MIN_SEEDS, BLOCKS) for world in worlds})
 
 
 _NOTHING = ArmScores(name="", tables={"": torch.zeros(1, 2)})

@@ -10,7 +10,7 @@ from apo_lab.reporting.figures.canvas import NamedFigure, panels, styled, ticks_
 from apo_lab.reporting.laboratory.reading import DECODED_NAMES, ArmRuns, Edition, arm_name
 from apo_lab.reporting.records import Cell, Table, TableRow, left, right, row_of
 from apo_lab.reporting.style import QUIET
-from apo_lab.reporting.tables.cells import EMPTY, PER_CENT
+from apo_lab.reporting.tables.cells import PER_CENT, mean_cell, standard_error
 
 DRAWN = {"": "#1f2328", "+temperature": "#8c8c8c", "+first_mixture": "#e69f00", AVERAGED: "#0a8f6a", SPLIT: "#c8401f"}
 """Decodings of the figure, with their colours."""
@@ -49,7 +49,7 @@ def decodings_figure(edition: Edition, stage: Stage, worlds: Sequence[str]) -> F
                 axes.errorbar(
                     np.mean(means),
                     row + shift,
-                    xerr=_error(means),
+                    xerr=standard_error(means),
                     fmt="o",
                     markersize=4,
                     color=color,
@@ -76,16 +76,9 @@ def _by_world(arm: ArmRuns) -> np.ndarray:
     return arm.runs.dropna(subset=["passage"]).groupby("world")["passage"].mean().to_numpy(float)
 
 
-def _error(means: np.ndarray) -> float:
-    return float(means.std(ddof=1) / np.sqrt(len(means))) if len(means) > 1 else 0.0
-
-
 def _cell(arm: ArmRuns, num_worlds: int) -> Cell:
-    means = PER_CENT * _by_world(arm)
-    if not len(means):
-        return EMPTY
-    reached, error = arm.runs["passage"].notna().sum(), f" ± {_error(means):.1f}" if len(means) > 1 else ""
-    return Cell(f"{means.mean():.1f}{error} ({reached})", float(means.mean()), marked=len(means) < num_worlds)
+    means = _by_world(arm)
+    return mean_cell(PER_CENT * means, count=arm.runs["passage"].notna().sum(), marked=len(means) < num_worlds)
 
 
 def _means_table(edition: Edition, stage: Stage, worlds: Sequence[str]) -> Table:

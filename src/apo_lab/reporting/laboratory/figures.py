@@ -61,7 +61,7 @@ def worlds_figure(group: Group, worlds: Mapping[str, World], styles: Styles) -> 
             single = best_single_strategy(worlds[world])
             axes.axvline(single, color=QUIET, linewidth=0.8, linestyle=(0, DOTTED), zorder=1)
         for name in group.trained:
-            curves = group.curves(name, levels).get(world)
+            curves = group.arms[name].along(levels).get(world)
             if curves is not None:
                 style = styles[arm_name(name)]
                 look = {"color": style.color, "linewidth": 1.2, "zorder": 2 + style.rank}

@@ -8,11 +8,11 @@ from matplotlib.figure import Figure
 from apo_lab.editions.protocol import AVERAGED, AVERAGED_PARTS, averages_of
 from apo_lab.reporting.figures.canvas import NamedFigure, panels, styled
 from apo_lab.reporting.laboratory.levels import EXPLORED
-from apo_lab.reporting.laboratory.lost import Values, along, framed, mean_cell
-from apo_lab.reporting.laboratory.reading import ArmRuns, Edition, Frame, arm_name
-from apo_lab.reporting.records import Cell, Table, TableRow, left, right, row_of
+from apo_lab.reporting.laboratory.lost import framed, metric_cell
+from apo_lab.reporting.laboratory.reading import ArmRuns, Edition, Frame, along, arm_name
+from apo_lab.reporting.records import Table, TableRow, left, right, row_of
 from apo_lab.reporting.style import QUIET
-from apo_lab.reporting.tables.cells import EMPTY, PER_CENT
+from apo_lab.reporting.tables.cells import EMPTY, PER_CENT, mean_cell
 
 PARTS = {
     "all": ("all weights", "#1f2328"),
@@ -100,17 +100,11 @@ def _table(name: str, methods: Sequence[str], arms: Arms) -> Table:
 def _row(label: str, shown: str, arm: ArmRuns, weight: float, of_all: Mapping[tuple[str, ...], Frame]) -> TableRow:
     """The runs of an arm at one weight of the base model."""
     points = arm.curves[np.isclose(arm.curves["base_weight"], weight)]
-    cells = [mean_cell(name, points[name].to_numpy(float)) for name in SHOWN]
-    above = [
-        many - along(of_all[world, seed], "pass@64", np.array([one]))[0]
-        for world, seed, one, many in points[["world", "seed", "pass@1", "pass@64"]].itertuples(index=False)
-    ]
-    return row_of(label, shown, *cells, _signed_cell(PER_CENT * np.array(above)) if weight else EMPTY)
-
-
-def _signed_cell(points: Values) -> Cell:
-    found = points[np.isfinite(points)]
-    if len(found) < 2:
-        return EMPTY
-    text = f"{found.mean():+.1f} ± {found.std(ddof=1) / np.sqrt(len(found)):.1f} ({len(found)})"
-    return Cell(text, float(found.mean()))
+    cells = [metric_cell(name, points[name].to_numpy(float)) for name in SHOWN]
+    columns = points[["world", "seed", "pass@1", "pass@64"]].itertuples(index=False)
+    above = np.array([many - along(of_all[world, seed], np.array([one])).item() for world, seed, one, many in columns])
+    num_reached = int(np.isfinite(above).sum())
+    is_told = weight and num_reached > 1
+    return row_of(
+        label, shown, *cells, mean_cell(PER_CENT * above, signed=True, count=num_reached) if is_told else EMPTY
+    )

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from apo_lab.editions.protocol import AVERAGED, Stage, World, method_of
 from apo_lab.reporting.laboratory.reading import MAIN, ArmRuns, Edition, Frame, arm_name
 from apo_lab.reporting.records import Cell, Table, TableRow, left, right, row_of
-from apo_lab.reporting.tables.cells import EMPTY, points_cell
-from apo_lab.statistics.levels import Band, Curves, at_levels, difference_band
+from apo_lab.reporting.tables.cells import EMPTY, PER_CENT, mean_cell, points_cell
+from apo_lab.statistics.levels import Band, at_levels, difference_band
 from apo_lightning.evaluation.records import Estimate
 from apo_lightning.run.choices import composed
 
@@ -79,21 +79,15 @@ class Group:
     def levels(self) -> Levels:
         """Those of the tables."""
         found = self._dense(np.array([self.level + distance for distance in FROM_L]))
-        shares = [np.min([np.isfinite(each).mean(1) for each in self.curves(n, found).values()], 0) for n in self.arms]
+        shares = [
+            np.min([np.isfinite(each).mean(1) for each in arm.along(found).values()], 0) for arm in self.arms.values()
+        ]
         return found[(np.max(shares, axis=0) >= LEAST_SHARE) & (found > self._base)]
-
-    def curves(self, name: str, levels: Levels, metric: str = "pass@64") -> Curves:
-        """A metric of each run of an arm at each level, by world; see `at_levels`."""
-        found: dict[str, list[Levels]] = {world: [] for world in self.worlds}
-        for key, points in self.arms[name].by_run():
-            ones, values = (points[column].to_numpy(float) for column in ("pass@1", metric))
-            found[key[0]].append(at_levels(ones, values, levels))
-        return {world: np.stack(runs, axis=1) for world, runs in found.items() if runs}
 
     def band(self, pair: tuple[str, str], metric: str = "pass@64") -> tuple[Levels, Band]:
         """Levels, those of the tables and of `grid`, and the `difference_band` of a pair at them all together."""
         levels = np.unique(np.concatenate([self.levels, self.grid]))
-        before, after = (self.curves(name, levels, metric) for name in pair)
+        before, after = (self.arms[name].along(levels, metric) for name in pair)
         common = [world for world in self.worlds if world in before and world in after]
         return levels, difference_band({w: before[w] for w in common}, {w: after[w] for w in common})
 
@@ -167,10 +161,12 @@ def means_table(group: Group) -> Table:
     rows: list[TableRow] = []
     for metric in ("pass@64", "pass@8"):
         for name in group.arms:
-            curves = group.curves(name, group.levels, metric)
+            curves = group.arms[name].along(group.levels, metric)
             in_all = np.min([np.isfinite(each).any(1) for each in curves.values()], axis=0)
-            together = np.concatenate([*curves.values()], axis=1)
-            cells = (_mean_cell(values, everywhere) for values, everywhere in zip(together, in_all, strict=True))
+            cells = (
+                mean_cell(PER_CENT * values, count=int(np.isfinite(values).sum()), marked=not is_everywhere)
+                for values, is_everywhere in zip(np.concatenate([*curves.values()], axis=1), in_all, strict=True)
+            )
             rows.append(row_of(arm_name(name), *cells, section=f"{metric} where pass@1 first reaches the level"))
     return Table(
         name=f"lab_levels_{group.name}",
@@ -197,7 +193,8 @@ def differences_table(group: Group) -> Table:
             rows.append(row_of(pair_name(pair), *cells, *sides, section=metric))
     for world in group.worlds if len(group.worlds) > 1 else ():
         for pair in group.pairs:
-            curves = [group.curves(name, group.levels).get(world, np.zeros((len(group.levels), 0))) for name in pair]
+            none = np.zeros((len(group.levels), 0))
+            curves = [group.arms[name].along(group.levels).get(world, none) for name in pair]
             cells = (_world_cell(before, after) for before, after in zip(*curves, strict=True))
             rows.append(row_of(pair_name(pair), *cells, EMPTY, EMPTY, section=f"pass@64, {world}"))
     return Table(
@@ -244,14 +241,6 @@ def worlds_table(edition: Edition, found: Sequence[Group]) -> Table:
     )
 
 
-def _mean_cell(values: Float[NDArray[np.float64], "runs"], is_in_all_worlds: np.bool) -> Cell:
-    reached = 100 * values[np.isfinite(values)]
-    if not len(reached):
-        return EMPTY
-    error = f" ± {reached.std(ddof=1) / np.sqrt(len(reached)):.1f}" if len(reached) > 1 else ""
-    return Cell(f"{reached.mean():.1f}{error} ({len(reached)})", reached.mean().item(), marked=not is_in_all_worlds)
-
-
 def _world_cell(before: Float[NDArray[np.float64], "_"], after: Float[NDArray[np.float64], "_"]) -> Cell:
     runs = [100 * values[np.isfinite(values)] for values in (before, after)]
     if not all(map(len, runs)):
@@ -286,16 +275,10 @@ def _cliff_row(arm: ArmRuns, single: float, section: str) -> TableRow:
 
 
 def _fall(points: Frame, metric: str, below: float) -> tuple[float, float]:
-    """Step and pass@1 where a metric first falls below a value, between two evaluation points; NaN if it does not."""
-    values, steps, ones = (points[name].to_numpy(float) for name in (metric, "step", "pass@1"))
-    if not (values < below).any():
-        return np.nan, np.nan
-    after = int((values < below).argmax())
-    share = (values[after - 1] - below) / (values[after - 1] - values[after])
-    step, one = (
-        start + share * (end - start) for start, end in (steps[after - 1 : after + 1], ones[after - 1 : after + 1])
-    )
-    return float(step), float(one)
+    """Step and pass@1 where a metric first falls to a value, between two evaluation points; NaN if it does not."""
+    falling, steps, ones = (points[name].to_numpy(float) for name in (metric, "step", "pass@1"))
+    step, one = (at_levels(-falling, values, np.array([-below])).item() for values in (steps, ones))
+    return step, one
 
 
 def _range(values: np.ndarray, decimals: int) -> Cell:

@@ -3,26 +3,22 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from apo_lab.editions.protocol import AVERAGED, AVERAGED_PARTS, averages_of
 from apo_lab.reporting.figures.canvas import NamedFigure, draw_mean, panels, styled, ticks_in_per_cent
 from apo_lab.reporting.laboratory.levels import EVERY, Group, groups
-from apo_lab.reporting.laboratory.reading import ArmRuns, Edition, Frame
+from apo_lab.reporting.laboratory.reading import ArmRuns, Edition, Values
 from apo_lab.reporting.records import Cell, Table, TableRow, left, right, row_of
 from apo_lab.reporting.style import QUIET
-from apo_lab.reporting.tables.cells import EMPTY, PER_CENT
-from apo_lab.statistics.levels import at_levels
+from apo_lab.reporting.tables.cells import EMPTY, PER_CENT, mean_cell
 
 PARTS_OF_CHANGE = {"locked": "#c8401f", "forgotten": "#0b4f9e", "opened": "#e69f00", "learnt": "#0a8f6a"}
 """The columns of the change of pass@64, with the colours of their lines."""
 METRICS = ("pass@64", *PARTS_OF_CHANGE, "entered@64", "forced_pass@1")
 SCALES = {"step": (1.0, 0), "entered@64": (1.0, 2)}
 """Metric → its scale and decimals, where these are not those of a share in per cent."""
-Values = Float[NDArray[np.float64], "_"]
 
 
 def lost_tables(edition: Edition) -> list[Table]:
@@ -34,11 +30,12 @@ def lost_table(edition: Edition, group: Group) -> Table:
     """Each arm and each average where pass@1 first reaches L*: the parts of its change of pass@64."""
     rows: list[TableRow] = []
     for arm in _arms(edition, group):
-        reached = {name: _at_level(arm, name, group.level) for name in METRICS}
+        level = np.array([group.level])
+        reached = {name: arm.of_all_worlds(level, name)[0] for name in METRICS}
         count = f"{np.isfinite(reached['pass@64']).sum()} of {arm.num_planned}"
-        cells = [mean_cell(name, values) for name, values in reached.items()]
+        cells = [metric_cell(name, values) for name, values in reached.items()]
         is_average = AVERAGED in arm.name
-        step = EMPTY if is_average else mean_cell("step", _at_level(arm, "step", group.level))
+        step = EMPTY if is_average else metric_cell("step", arm.of_all_worlds(level, "step")[0])
         section = "Averages of the last policy with the base model" if is_average else "Training"
         rows.append(row_of(arm.label, count, step, *cells, section=section))
     return Table(
@@ -80,7 +77,7 @@ def parts_figure(arms: Mapping[str, ArmRuns], group: Group) -> Figure:
     levels = group.grid[::EVERY]
     for axes, arm in zip(grid, arms.values(), strict=True):
         for name, color in PARTS_OF_CHANGE.items():
-            curves = np.stack([along(points, name, levels) for _, points in arm.by_run()], axis=1)
+            curves = arm.of_all_worlds(levels, name)
             is_common = np.isfinite(curves).mean(1) >= 0.5
             draw_mean(axes, levels[is_common], curves[is_common], color=color, label=name)
         axes.axhline(0, color=QUIET, linewidth=0.6, zorder=1)
@@ -99,24 +96,10 @@ def _arms(edition: Edition, group: Group) -> list[ArmRuns]:
     return [arm for name in names if len((arm := edition.arm(group.stage, group.worlds, name)).runs)]
 
 
-def _at_level(arm: ArmRuns, metric: str, level: float) -> Values:
-    return np.array([along(points, metric, np.array([level]))[0] for _, points in arm.by_run()])
-
-
-def along(points: Frame, metric: str, levels: Values) -> Values:
-    """A metric of one run at the first passage of each level; see `at_levels`."""
-    ones, values = (points[name].to_numpy(float) for name in ("pass@1", metric))
-    return at_levels(ones, values, levels)
-
-
-def mean_cell(metric: str, values: Values) -> Cell:
+def metric_cell(metric: str, values: Values) -> Cell:
     """Mean ± standard error of the runs that have a value."""
     scale, decimals = SCALES.get(metric, (PER_CENT, 1))
-    found = scale * values[np.isfinite(values)]
-    if not len(found):
-        return EMPTY
-    error = f" ± {found.std(ddof=1) / np.sqrt(len(found)):.{decimals}f}" if len(found) > 1 else ""
-    return Cell(f"{found.mean():.{decimals}f}{error}", float(found.mean()))
+    return mean_cell(scale * values, decimals=decimals)
 
 
 def framed(

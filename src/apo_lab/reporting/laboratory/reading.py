@@ -1,14 +1,18 @@
 """Reads the published tables of an edition, and finds the runs of each arm in them."""
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
 
 from apo_lab.editions.protocol import (
     ALIKE,
@@ -22,12 +26,14 @@ from apo_lab.editions.protocol import (
     Stage,
     method_of,
 )
-from apo_lab.reporting.names import BASE, METHODS
+from apo_lab.reporting.names import METHODS
+from apo_lab.statistics.levels import Curves, at_levels
 from apo_lab.statistics.verdicts import ArmScores, pseudo_values
 from apo_lightning.errors import ConfigError
 
 Frame = Any
 """A `pd.DataFrame`: its selections have too many types to be checked."""
+Values = Float[NDArray[np.float64], "values"]
 MAIN = "main"
 """The stage of the tuned methods; other stages compare their arms with its runs."""
 KEY = ("world", "method", "variant", "seed")
@@ -37,14 +43,15 @@ _METRICS = ("pass@1", "pass@8", "pass@64", "alive", "strategy_entropy", "tokens_
 _ENDPOINTS = {name: "pass@64" if name == "last" else name for name in ENDPOINTS}
 """Endpoint of a question → its column in `runs.csv.gz`."""
 _WITHOUT = {name: tuple(f"{name}_without_{block}" for block in range(BLOCKS)) for name in _ENDPOINTS}
-AVERAGES = {
-    "": ", averaged",
-    **{part: f", {part} third averaged" for part in ("first", "middle", "last")},
-    "outside": ", embeddings and head averaged",
-}
-"""The part of the model that is averaged → what follows the method's printed name."""
 DECODED_NAMES = {**DECODINGS, ALIKE: "best decoding of all samples alike", DECODED: "best decoding"}
-"""How samples are drawn → what follows the method's printed name."""
+"""How samples are drawn → its printed name."""
+AFTER = {
+    **{after: f", {name}" if after else "" for after, name in DECODED_NAMES.items()},
+    AVERAGED: ", averaged",
+    **{f"{AVERAGED}_{part}": f", {part} third averaged" for part in ("first", "middle", "last")},
+    f"{AVERAGED}_outside": ", embeddings and head averaged",
+}
+"""What follows a method's name → what follows its printed name."""
 _BASE = tuple(f"base_pass@{k}" for k in KS)
 COLUMNS = {
     "runs.csv.gz": (
@@ -87,6 +94,17 @@ class ArmRuns:
     def by_run(self) -> Iterator[tuple[tuple[str, ...], Frame]]:
         """Key and evaluation points of each run."""
         yield from self.curves.groupby([*KEY], sort=False)
+
+    def along(self, levels: Values, metric: str = "pass@64") -> Curves:
+        """A metric of each run at the first passage of each level, by world."""
+        found: dict[str, list[Values]] = defaultdict(list)
+        for (world, *_), points in self.by_run():
+            found[world].append(along(points, levels, metric))
+        return {world: np.stack(runs, axis=1) for world, runs in found.items()}
+
+    def of_all_worlds(self, levels: Values, metric: str = "pass@64") -> Float[NDArray[np.float64], "levels runs"]:
+        """The same of the runs of all worlds together."""
+        return np.concatenate([*self.along(levels, metric).values()], axis=1)
 
     def mean(self, column: str) -> float:
         """Mean of a column over seeds, then over worlds."""
@@ -144,10 +162,10 @@ class Edition:
         """Worlds that are shown as one → names of the arms there: those of the questions, else of each family."""
         own = [*stage.methods, *stage.arms]
         questions = [question for question in self.protocol.questions if question.stage == stage.name]
-        found = {question.worlds: own for question in questions}
+        found: dict[tuple[str, ...], list[str]] = {}
         for question in questions:
             named = (name for name in itertools.chain(*question.pairs) if name != HALF)
-            found[question.worlds] = [*dict.fromkeys([*found[question.worlds], *named])]
+            found[question.worlds] = [*dict.fromkeys([*found.get(question.worlds, own), *named])]
         family = {world: self.protocol.worlds[world].family for world in stage.seeds}
         seen = set(itertools.chain(*found))
         for name in dict.fromkeys(family[world] for world in stage.seeds if world not in seen):
@@ -207,6 +225,12 @@ def _find_arm(edition: Edition, stage: str, worlds: Sequence[str], name: str) ->
     return ArmRuns(name=name, runs=rows, curves=curves, num_planned=len(planned))
 
 
+def along(points: Frame, levels: Values, metric: str = "pass@64") -> Values:
+    """A metric of one run at the first passage of each level of pass@1; see `at_levels`."""
+    ones, values = (points[name].to_numpy(float) for name in ("pass@1", metric))
+    return at_levels(ones, values, levels)
+
+
 def arm_name(name: str) -> str:
     """The printed name of a method or arm: `grpo+average` → `GRPO, averaged`.
 
@@ -214,12 +238,8 @@ def arm_name(name: str) -> str:
         >>> arm_name("grpo+average"), arm_name("grpo+average_last"), arm_name("apo"), arm_name("apo+decoded")
         ('GRPO, averaged', 'GRPO, last third averaged', 'APO', 'APO, best decoding')
     """
-    if name in (HALF, "base"):
-        return {HALF: "one half"}.get(name, BASE)
-    method, after = name[: len(method_of(name))], name[len(method_of(name)) :]
-    if after.startswith(AVERAGED):
-        return METHODS[method] + AVERAGES[after.removeprefix(AVERAGED).removeprefix("_")]
-    return METHODS[method] + (f", {DECODED_NAMES[after]}" if after else "")
+    method = method_of(name)
+    return "one half" if name == HALF else METHODS[method] + AFTER[name.removeprefix(method)]
 
 
 def _read(path: Path, columns: Sequence[str]) -> Frame:

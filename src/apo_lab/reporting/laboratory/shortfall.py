@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Float
-from numpy.typing import NDArray
 
 from apo_lab.reporting.laboratory.levels import EXPLORED, Group
 from apo_lab.reporting.laboratory.reading import arm_name
@@ -53,7 +51,7 @@ def _shortfalls(group: Group) -> dict[str, Cell]:
     grid = np.union1d(group.grid, group.levels)  # `group.grid` steps over L*
     levels = grid[grid < group.level + ROUNDING]
     names = [*group.arms]
-    means = np.stack([_means(group, name, levels) for name in names])
+    means = np.stack([arm.of_all_worlds(levels).mean(axis=1) for arm in group.arms.values()])  # NaN where a run is not
     found: dict[str, Cell] = {}
     for name, own in zip(names, means, strict=True):
         if len(shared := np.flatnonzero(np.isfinite(own))):
@@ -63,8 +61,3 @@ def _shortfalls(group: Group) -> dict[str, Cell]:
             at = f" at {100 * levels[place]:.1f} ({highest})" if below.max() else ""
             found[name] = Cell(f"{below.max():.1f}{at}", below.max().item(), marked=shared[-1] < len(levels) - 1)
     return found
-
-
-def _means(group: Group, name: str, levels: Float[NDArray[np.float64], "levels"]) -> Float[NDArray[np.float64], "_"]:
-    """The mean of pass@64 over runs, NaN where one does not reach the level."""
-    return np.concatenate([*group.curves(name, levels).values()], axis=1).mean(axis=1)

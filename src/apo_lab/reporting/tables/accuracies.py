@@ -2,8 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from apo_lab.reporting.identity import blocks_in_order
 from apo_lab.reporting.names import AXES, BASE, BENCHMARKS, METHODS, algo_of, axis_name, in_order, slug
@@ -16,7 +15,6 @@ from apo_lab.reporting.tables.series import (
     at_budget,
     average,
     base_note,
-    budgets,
     common_benchmarks,
     compared,
     data_notes,
@@ -32,34 +30,35 @@ Variants = Mapping[tuple[str, ...], Sequence[tuple[tuple[str, ...], Series]]]
 """Keys of settings → the values of each, and what was measured with them, by value."""
 
 
-@dataclass(frozen=True, slots=True)
 class Accuracies:
-    """Pass@1 and Pass@K [%] of each benchmark, then averages where a table has them."""
+    """Pass@1 and Pass@K [%] of each benchmark; then averages over those that all methods of a block have, if several.
 
-    benchmarks: Sequence[str]
-    budget: Mapping[str, int]
-    """K of each benchmark."""
-    has_averages: bool
+    K is the benchmark's sample budget, to which `series` has cut all measurements.
+    """
+
+    def __init__(self, items: Sequence[Series]) -> None:
+        self._common = common_benchmarks(items)
+        self.has_averages = any(len(names) > 1 for names in self._common.values())
+        budget = {name: own.num_samples for item in items for name, own in item.by_benchmark.items()}
+        self._ks = {name: sorted({1, budget[name]}) for name in in_order(budget, BENCHMARKS)}
 
     def columns(self, first: str) -> tuple[Column, ...]:
         """All columns of the table, the first with a title of its own."""
         found = [*left(first), SEEDS]
-        for name in self.benchmarks:
-            found += right(*(f"Pass@{k}" for k in self._ks(name)), group=BENCHMARKS[name])
+        for name, ks in self._ks.items():
+            found += right(*(f"Pass@{k}" for k in ks), group=BENCHMARKS[name])
         return (*found, *(right("Pass@1", "Pass@K", group="Average") if self.has_averages else ()))
 
-    def cells(self, item: Series, averaged: Iterable[str]) -> tuple[Cell, ...]:
-        """The cells of a row but its first; averages are over the benchmarks `averaged`."""
-        found, names = [seeds_cell(item)], list(averaged)
-        for name in self.benchmarks:
+    def cells(self, item: Series) -> list[Cell]:
+        """The cells of a row but its first."""
+        found = [seeds_cell(item)]
+        for name, ks in self._ks.items():
             metrics = item.by_benchmark[name].metrics if name in item.by_benchmark else {}
-            found += [share_cell(metrics.get(f"pass@{k}")) for k in self._ks(name)]
+            found += [share_cell(metrics.get(f"pass@{k}")) for k in ks]
         if self.has_averages:
+            names = self._common[item.head.block]
             found += [share_cell(average(item, names, metric)) for metric in ("pass@1", "pass@K")]
-        return tuple(found)
-
-    def _ks(self, name: str) -> list[int]:
-        return sorted({1, self.budget[name]})
+        return found
 
 
 def main_results(measurements: Sequence[Measurement]) -> Table:
@@ -73,15 +72,10 @@ def main_results(measurements: Sequence[Measurement]) -> Table:
     """
     chosen = evaluated(measurements)
     shown = without_variants(series(chosen))
-    common = common_benchmarks(shown)
-    has_averages = any(len(names) > 1 for names in common.values())
-    benchmarks = in_order((name for item in shown for name in item.by_benchmark), BENCHMARKS)
-    accuracies = Accuracies(benchmarks, budgets(chosen), has_averages)
-    rows = [
-        row_of(item.label, *accuracies.cells(item, common[item.head.block]), section=item.head.block) for item in shown
-    ]
+    accuracies = Accuracies(shown)
+    rows = [row_of(item.label, *accuracies.cells(item), section=item.head.block) for item in shown]
     missing = (*base_note(measurements), *unevaluated_note(measurements))
-    averages = ("Average over the benchmarks that all methods of a block have.",) if has_averages else ()
+    averages = ("Average over the benchmarks that all methods of a block have.",) if accuracies.has_averages else ()
     return Table(
         name="main_results",
         title="Main results",
@@ -138,18 +132,15 @@ def sensitivity_table(
     Source: the paper's table of hyper-parameter sensitivity.
     """
     items = series_of(measurements, block, method)
-    common = common_benchmarks(items).get(block, ())
     every = [measured for item in items for measured in item.by_benchmark.values()]
-    names = in_order((measured.benchmark for measured in every), BENCHMARKS)
-    accuracies = Accuracies(names, budgets(every), has_averages=len(common) > 1)
-    rows = []
+    accuracies, rows = Accuracies(items), []
     for keys, variants in variants_of(items, (defaults or {}).get(algo_of(method), {})).items():
         for values, item in variants:
             label = ", ".join(f"{axis_name(key)} = {value}" for key, value in zip(keys, values, strict=True))
             remarks = ", ".join(filter(None, ("" if item.settings else "default", item.head.which)))
             first = f"{label} ({remarks})" if remarks else label
             section = f"Varying {', '.join(map(axis_name, keys))}"
-            rows.append(row_of(first, *accuracies.cells(item, common), section=section))
+            rows.append(row_of(first, *accuracies.cells(item), section=section))
     return Table(
         name=f"sensitivity_{slug(block)}_{slug(method)}",
         title=f"Sensitivity of {method} on {block}",

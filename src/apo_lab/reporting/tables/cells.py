@@ -5,6 +5,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+import numpy as np
+from jaxtyping import Float
+
 from apo_lab.reporting.names import BASE
 from apo_lab.reporting.records import Cell, Column, Table, TableRow
 from apo_lab.reporting.tables.series import Series
@@ -37,6 +40,29 @@ def share_cell(estimate: Estimate | None) -> Cell:
 def points_cell(estimate: Estimate | None) -> Cell:
     """A difference of fractions in points of per cent, with its sign."""
     return number_cell(estimate, scale=PER_CENT, decimals=2, signed=True)
+
+
+def mean_cell(
+    values: Float[np.ndarray, "runs"],
+    *,
+    decimals: int = 1,
+    signed: bool = False,
+    count: int | None = None,
+    marked: bool = False,
+) -> Cell:
+    """Mean ± standard error of the values that are there, and a number of runs: `88.0 ± 0.7 (10)`."""
+    found = values[np.isfinite(values)]
+    if not len(found):
+        return EMPTY
+    text = f"{found.mean():{'+' if signed else ''}.{decimals}f}"
+    text += f" ± {standard_error(found):.{decimals}f}" if len(found) > 1 else ""
+    text += "" if count is None else f" ({count})"
+    return Cell(text, float(found.mean()), marked=marked)
+
+
+def standard_error(values: Float[np.ndarray, "runs"]) -> float:
+    """That of their mean; 0 of a single one."""
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
 def p_cell(p_value: float, level: float = 0.0) -> Cell:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from apo_lab.reporting.identity import score_table
+from apo_lab.reporting.identity import score_tables
 from apo_lab.reporting.names import BASE
 from apo_lab.reporting.records import Cell, Measurement, Table, left, right, row_of
 from apo_lab.reporting.tables.cells import EMPTY, p_cell, points_cell, seeds_cell
@@ -92,18 +92,12 @@ def _pairs(items: Sequence[Series]) -> Iterator[tuple[Series, Series, str, tuple
             names = sorted(common[a.head.block])
             ks = {measured.num_samples for measured in a.by_benchmark.values()}
             for is_many, metric in ((False, "Pass@1"), (True, f"Pass@{max(ks)}" if len(ks) == 1 else "Pass@K")):
-                before, after = (_scores(item, names, is_many) for item in (a, b))
+                before, after = (
+                    score_tables([(own, f"pass@{own.num_samples if is_many else 1}") for own in measured])
+                    for measured in ([item.by_benchmark[name] for name in names] for item in (a, b))
+                )
                 if before and after:
                     yield a, b, metric, (before, after)
-
-
-def _scores(item: Series, names: Sequence[str], is_many: bool) -> Scores:
-    """pass@1 or pass@K on each benchmark; empty where one of them is not known, or has other seeds."""
-    measured = [item.by_benchmark[name] for name in names]
-    found = [score_table(each.policies, f"pass@{each.num_samples if is_many else 1}") for each in measured]
-    known = [table for table in found if table is not None]
-    same_seeds = len({tuple(policy.seed for policy in each.policies) for each in measured}) == 1
-    return known if len(known) == len(names) and same_seeds else []
 
 
 def _seeds_needed(scores: tuple[Scores, Scores]) -> Cell:

@@ -1,5 +1,6 @@
 """What was measured here with what was published: accuracies, distributional health, oracle coverage, settings."""
 
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 
 from apo_lab.reporting.names import BENCHMARKS, HYPERPARAMETERS, METHODS, MODELS, in_order
@@ -57,16 +58,15 @@ def health_table(measurements: Sequence[Measurement]) -> Table:
     """
     chosen = [item for item in evaluated(measurements) if METRICS.keys() & item.metrics.keys()]
     items = without_variants(series(chosen))
+    blocks = [*dict.fromkeys(item.head.block for item in items)]
+    benchmarks = in_order((name for item in items for name in item.by_benchmark), BENCHMARKS)
     rows = []
-    for block in dict.fromkeys(item.head.block for item in items):
-        own = [item for item in items if item.head.block == block]
-        for name in in_order((name for item in own for name in item.by_benchmark), BENCHMARKS):
-            for item in own:
-                if measured := item.by_benchmark.get(name):
-                    pass_at_k = share_cell(measured.metrics.get(f"pass@{measured.num_samples}"))
-                    numbers = [number_cell(measured.metrics.get(metric)) for metric in METRICS]
-                    section = f"{block}, {BENCHMARKS[name]} (K = {measured.num_samples})"
-                    rows.append(row_of(item.label, seeds_cell(item, [name]), pass_at_k, *numbers, section=section))
+    for block, name, item in itertools.product(blocks, benchmarks, items):
+        if item.head.block == block and (measured := item.by_benchmark.get(name)):
+            pass_at_k = share_cell(measured.metrics.get(f"pass@{measured.num_samples}"))
+            numbers = [number_cell(measured.metrics.get(metric)) for metric in METRICS]
+            section = f"{block}, {BENCHMARKS[name]} (K = {measured.num_samples})"
+            rows.append(row_of(item.label, seeds_cell(item, [name]), pass_at_k, *numbers, section=section))
     theirs = _published_health({item.head.model for item in items})
     return Table(
         name="health",

@@ -4,23 +4,24 @@ import os
 from collections.abc import Sequence
 from datetime import datetime
 
+from apo_lab.reporting.identity import short
 from apo_lab.reporting.names import MODELS, variant_name
-from apo_lab.reporting.records import Cell, Column, RunCard, Table, left, row_of
+from apo_lab.reporting.records import RunCard, Table, left, right, row_of
 from apo_lab.reporting.runs import Defaults, axes, settings
 from apo_lab.reporting.tables.cells import EMPTY
 
 
 def runs_table(runs: Sequence[RunCard], defaults: Defaults | None = None) -> Table:
-    """Each run's number, label, seed, last step, folder from here, and when it last wrote metrics, by model."""
+    """Each run's label, seed, last step, weights, when it last wrote metrics, and folder from here, by model."""
     keys, rows = axes(runs), []
-    for number, run in enumerate(runs, start=1):
+    for run in runs:
         written = run.folder / "metrics.csv"
         rows.append(
             row_of(
-                Cell(f"{number}", float(number)),
                 variant_name(run.label, settings(run, keys, defaults)),
                 run.seed or EMPTY,
                 f"{run.metrics.index.max():g}" if len(run.metrics) else EMPTY,
+                short(run.summary.get("weights_sha256", "–")),
                 f"{datetime.fromtimestamp(written.stat().st_mtime):%Y-%m-%d %H:%M}" if written.is_file() else EMPTY,
                 os.path.relpath(run.folder),
                 section=MODELS[run.model],
@@ -29,7 +30,10 @@ def runs_table(runs: Sequence[RunCard], defaults: Defaults | None = None) -> Tab
     return Table(
         name="runs",
         title="Runs",
-        columns=(Column("Run"), *left("Method"), Column("Seed"), Column("Steps"), *left("Last written", "Folder")),
+        columns=(*left("Method"), *right("Seed", "Steps"), *left("Weights", "Last written", "Folder")),
         rows=tuple(sorted(rows, key=lambda row: row.section)),
-        notes=("Other tables leave out of a label what all their rows share. Folders from where the report was made.",),
+        notes=(
+            "Weights: the first digits of their SHA-256; none where a run has not ended. Other tables leave out of a "
+            "label what all their rows share. Folders from where the report was made.",
+        ),
     )

@@ -1,12 +1,12 @@
 """Measurements grouped for tables: seeds averaged, one sample budget a benchmark, in the paper's order."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from apo_lab.reporting.identity import OF_N, blocks_in_order, mean_over_benchmarks, mean_over_both, mean_over_seeds
 from apo_lab.reporting.names import BASE, METHODS, in_order, variant_name
 from apo_lab.reporting.records import Measurement
+from apo_lab.reporting.runs import grouped
 from apo_lightning.evaluation.records import Estimate
 
 EXACT = (
@@ -69,19 +69,20 @@ def at_budget(measurements: Sequence[Measurement]) -> list[Measurement]:
 
 def series(measurements: Sequence[Measurement]) -> list[Series]:
     """Measurements by block, method and setting, seeds averaged, models and methods in the paper's order."""
-    groups: dict[tuple[str, str, tuple[tuple[str, str], ...], str], dict[str, Measurement]] = defaultdict(dict)
-    for item in mean_over_seeds(at_budget(measurements)):
-        groups[item.block, item.method, tuple(item.settings.items()), item.which][item.benchmark] = item
     blocks = blocks_in_order(measurements)
-    methods = in_order((method for _, method, _, _ in groups), METHODS.values())
-    order = sorted(groups, key=lambda key: (methods.index(key[1]), *key[2:]))
+    methods = in_order((item.method for item in measurements), METHODS.values())
+
+    def place(item: Measurement) -> tuple[int, int, tuple[tuple[str, str], ...], str]:
+        return blocks.index(item.block), methods.index(item.method), tuple(item.settings.items()), item.which
+
+    groups = grouped(sorted(mean_over_seeds(at_budget(measurements)), key=place), place)
     found = []
-    for block in blocks:
-        trained = [set(settings) for of, method, settings, _ in groups if of == block and method != BASE]
-        shared = set.intersection(*trained) if trained else set()
-        for key in (key for key in order if key[0] == block):
-            own = {name: value for name, value in key[2] if (name, value) not in shared}
-            found.append(Series(head=next(iter(groups[key].values())), settings=own, by_benchmark=groups[key]))
+    for head, *others in groups:
+        neighbours = [first for first, *_ in groups if first.block == head.block and first.method != BASE]
+        shared = set.intersection(*(set(each.settings.items()) for each in neighbours)) if neighbours else set()
+        own = {name: value for name, value in head.settings.items() if (name, value) not in shared}
+        by_benchmark = {item.benchmark: item for item in (head, *others)}
+        found.append(Series(head=head, settings=own, by_benchmark=by_benchmark))
     return found
 
 
@@ -137,8 +138,8 @@ def data_notes(measurements: Sequence[Measurement]) -> tuple[str, ...]:
         notes.append(f"{EXACT} Exact values have no interval.")
     if any(item.which for item in measurements):
         notes.append(
-            "Not averaged: rows that name a run of the table of runs, or weights, as they are not different training "
-            "seeds; name the folders of one in runs=, or give each a model.name of its own."
+            "Not averaged: rows that name weights, as they are not different training seeds; name the folders of one "
+            "in runs=, or give each a model.name of its own."
         )
     return tuple(notes)
 
