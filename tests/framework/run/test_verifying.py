@@ -233,8 +233,8 @@ CHANGES = {
     ),
     "an interval": (
         "mine: results",
-        "metrics.maj@4.low",
-        lambda: edit_json(f"{EVALUATION}/results.json", set_to("metrics", "maj@4", "low", value=0.5)),
+        "metrics.avg@4.low",
+        lambda: edit_json(f"{EVALUATION}/results.json", set_to("metrics", "avg@4", "low", value=0.5)),
     ),
     "the card": ("mine: results", "card.md", lambda: edit(f"{EVALUATION}/card.md", "pass@1 |", "pass@1 | 9")),
     "evaluation.json": ("mine: sampling", "damaged", lambda: edit(f"{EVALUATION}/evaluation.json", "mine", "mime")),
