@@ -47,7 +47,9 @@ from apo_lightning.step.part import Part
 def main(cfg: DictConfig) -> None:
     """The command: train in the folder that Hydra has made for the job."""
     _check_sweep(cfg)
-    train(cfg, Path(HydraConfig.get().runtime.output_dir), record=partial(record_settings, cfg))
+    hydra = HydraConfig.get()
+    record = partial(record_settings, cfg, hydra, hydra.overrides.task)
+    train(cfg, Path(hydra.runtime.output_dir), record=record)
 
 
 def check(cfg: DictConfig) -> None:
