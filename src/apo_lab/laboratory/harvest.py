@@ -124,9 +124,10 @@ def _of_menu(decoded: Mapping[str, PolicyPath], level: float) -> dict[str, Block
 
 
 def _highest(values: Sequence[BlockValues | None]) -> BlockValues | None:
-    columns = [torch.cat([each.without.new_tensor([each.value]), each.without]) for each in values if each is not None]
-    highest = torch.stack(columns).amax(0) if columns else None
-    return None if highest is None else BlockValues(value=highest[0].item(), without=highest[1:])
+    known = [each for each in values if each is not None]
+    if not known:
+        return None
+    return BlockValues(value=max(v.value for v in known), without=torch.stack([v.without for v in known]).amax(0))
 
 
 def config_sha256(cfg: DictConfig) -> str:

@@ -21,6 +21,11 @@ class BlockValues:
     without: Float[Tensor, "blocks"]
     """The statistic without block b; `verdicts.pseudo_values` takes these."""
 
+    @classmethod
+    def of(cls, columns: Float[Tensor, "sets"]) -> "BlockValues":
+        """From the statistic of each set of `block_weights`."""
+        return cls(value=columns[0].item(), without=columns[1:])
+
 
 def first_passage(
     ones: Float[Tensor, "points *runs"], values: Float[Tensor, "points *runs"], levels: Float[Tensor, "levels *runs"]
@@ -109,8 +114,8 @@ def leave_one_block_out(
     Raises:
         ConfigError: there are fewer problems than blocks, or as in `area`.
     """
-    keep = _block_weights(success.shape[1], num_blocks)
-    return _block_values(area(success.double() @ keep, exact_pass_at_k(success, k) @ keep, level))
+    keep = block_weights(success.shape[1], num_blocks)
+    return BlockValues.of(area(success.double() @ keep, exact_pass_at_k(success, k) @ keep, level))
 
 
 def last_leave_one_block_out(
@@ -125,15 +130,14 @@ def last_leave_one_block_out(
         >>> found.value, found.without.tolist()
         (0.625, [0.75, 0.5])
     """
-    return _block_values(exact_pass_at_k(success[-1], k) @ _block_weights(success.shape[1], num_blocks))
+    return BlockValues.of(exact_pass_at_k(success[-1], k) @ block_weights(success.shape[1], num_blocks))
 
 
-def _block_values(columns: Float[Tensor, "sets"]) -> BlockValues:
-    return BlockValues(value=columns[0].item(), without=columns[1:])
+def block_weights(num_problems: int, num_blocks: int) -> Float[Tensor, "problems sets"]:
+    """Weights of means over all problems (first column) and over those that are not in block b.
 
-
-def _block_weights(num_problems: int, num_blocks: int) -> Float[Tensor, "problems sets"]:
-    """Weights of means over all problems (first column) and over those that are not in block b."""
+    Problem i is in block i mod `num_blocks`. Raises `ConfigError` if there are fewer problems than blocks.
+    """
     if not 2 <= num_blocks <= num_problems:
         raise ConfigError(f"{num_problems} problems in {num_blocks} blocks: use 2 or more blocks of 1 or more problems")
     block = torch.arange(num_problems) % num_blocks
