@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from jaxtyping import Bool
@@ -151,7 +150,10 @@ class OracleCoverage:
             preset=self.name,
             model=model,
             data=DataCard(
-                source=self._origin, sha256=_digest(rows), num_problems=len(rows), num_available=problems.num_available
+                source=ProblemSet(path=self.path, hub=self.hub).origin,
+                sha256=_digest(rows),
+                num_problems=len(rows),
+                num_available=problems.num_available,
             ),
             prompt=placeholder.text,
             num_tokens=len(owners),
@@ -161,13 +163,6 @@ class OracleCoverage:
             num_without_solution=problems.num_without_solution,
             num_too_long=len(prompts) - len(short),
         )
-
-    @property
-    def _origin(self) -> str:
-        if self.path is not None:
-            return Path(self.path).name
-        assert self.hub is not None
-        return f"{self.hub.hub_id} ({self.hub.config or 'default'}, {self.hub.split})"
 
 
 def solved_problems(rows: Sequence[Row], limit: int | None, *, where: str) -> SolvedProblems:

@@ -62,11 +62,11 @@ def first_passage(
 
 
 def area(
-    ones: Float[Tensor, "points *runs"], many: Float[Tensor, "points *runs"], level: float, num_levels: int = NUM_LEVELS
+    ones: Float[Tensor, "points *runs"], many: Float[Tensor, "points *runs"], level: float
 ) -> Float[Tensor, "*runs"]:
     """Mean pass@k at equal pass@1, over levels of pass@1 from the base model's to `level`.
 
-        area = 1/n Σ_j y(L_j),   L_j = x_0 + (j + ½)/n·(level − x_0),   j = 0..n−1
+        area = 1/n Σ_j y(L_j),   L_j = x_0 + (j + ½)/n·(level − x_0),   j = 0..n−1,   n = NUM_LEVELS
 
     with y(L) of `first_passage`. It compares methods at the same pass@1, so a method that trains more slowly is not
     rewarded for it, and a level that a run never reaches counts 0.
@@ -75,7 +75,6 @@ def area(
         ones: pass@1 at the evaluation points, the base model first.
         many: pass@k there.
         level: the highest pass@1, fixed for all runs of a world before the first.
-        num_levels: n.
 
     Returns:
         In [0, 1].
@@ -92,7 +91,7 @@ def area(
     base = ones[0]
     if not bool((base < level).all()):
         raise ConfigError(f"level {level} is not above the base model's pass@1 {base.max():.4f}: set it higher")
-    shares = (torch.arange(num_levels, dtype=ones.dtype) + 0.5) / num_levels
+    shares = (torch.arange(NUM_LEVELS, dtype=ones.dtype) + 0.5) / NUM_LEVELS
     levels = base + shares.view(-1, *[1] * base.ndim) * (level - base)
     return first_passage(ones, many, levels).mean(0)
 

@@ -15,7 +15,7 @@ NUM_RESAMPLES = 200
 
 
 def sampled_change(
-    before: Entrances, after: Entrances, k: int, num_forced: int, *, seed: int = 0
+    before: Entrances, after: Entrances, k: int, num_forced: int
 ) -> tuple[dict[str, Interval], dict[str, Float[Tensor, "entrances"]]]:
     """The parts `locked`, `opened`, `forgotten` and `learnt` of the change of pass@k, their sum, and those by entrance.
 
@@ -34,7 +34,6 @@ def sampled_change(
         after: the same entrances in the same order.
         k: ≥ 1, well below `num_forced`.
         num_forced: samples behind each entrance.
-        seed: of the draws.
 
     Source: the bootstrap correction of a bias, Efron and Tibshirani 1993, chapter 10.
 
@@ -48,7 +47,7 @@ def sampled_change(
         >>> parts["locked"].mean, parts["change"].mean
         (-0.25, -0.25)
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     change = change_of_pass_at_k(before, after, k).signed()
     of_before, of_after = (_resampled(entrances, num_forced, generator) for entrances in (before, after))
     again = change_of_pass_at_k(of_before, of_after, k).signed()
