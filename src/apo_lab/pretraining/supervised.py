@@ -10,7 +10,6 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import IterableDataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from apo_lab.puzzles import Puzzle
@@ -19,33 +18,21 @@ IGNORED = -100
 """Label of tokens without a loss."""
 
 
-class Demonstrations(IterableDataset[tuple[Tensor, Tensor]]):
-    """An endless stream of batches of new demonstrations, determined by the seed.
-
-    Yields `(input_ids, labels)`; labels are the tokens of the answer and its end, and `IGNORED` elsewhere. The
-    tokenizer has one token per character.
-    """
-
-    def __init__(
-        self, puzzle: Puzzle, tokenizer: PreTrainedTokenizerBase, *, demonstrations_per_batch: int, seed: int
-    ) -> None:
-        super().__init__()
-        self.puzzle = puzzle
-        self.tokenizer = tokenizer
-        self.demonstrations_per_batch = demonstrations_per_batch
-        self.seed = seed
-
-    def __iter__(self) -> Iterator[tuple[Int[Tensor, "rows positions"], Int[Tensor, "rows positions"]]]:
-        random = Random(f"demonstrations/{self.seed}")
-        while True:
-            pairs = [self.puzzle.demonstration(random) for _ in range(self.demonstrations_per_batch)]
-            yield encode(pairs, self.tokenizer)
+def demonstrations(
+    puzzle: Puzzle, tokenizer: PreTrainedTokenizerBase, per_batch: int, seed: int
+) -> Iterator[tuple[Int[Tensor, "rows positions"], Int[Tensor, "rows positions"]]]:
+    """An endless stream of batches of new demonstrations, determined by the seed; see `encode`."""
+    random = Random(f"demonstrations/{seed}")
+    while True:
+        yield encode([puzzle.demonstration(random) for _ in range(per_batch)], tokenizer)
 
 
 def encode(
     pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[Int[Tensor, "rows positions"], Int[Tensor, "rows positions"]]:
-    """Problems and answers as token ids and labels; see `Demonstrations`.
+    """Problems and answers as token ids and labels; the tokenizer has one token per character.
+
+    Labels are the tokens of the answer and its end, and `IGNORED` elsewhere.
 
     Example:
         >>> from apo_lightning.model.tokenizer import character_tokenizer
