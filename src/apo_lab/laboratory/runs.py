@@ -17,10 +17,9 @@ from typing import TypeVar
 import pandas as pd
 from omegaconf import DictConfig, open_dict
 
-from apo_lab.editions.protocol import Protocol, load_protocol
+from apo_lab.editions.protocol import Protocol
 from apo_lab.laboratory.jobs import Job, missing_jobs, progress
 from apo_lab.laboratory.published import Rows, append, read_runs
-from apo_lab.laboratory.registration import commit, registration
 from apo_lightning.common.console import say
 from apo_lightning.common.formatting import duration
 from apo_lightning.errors import ConfigError
@@ -38,23 +37,16 @@ def show_progress(cfg: DictConfig, protocol: Protocol, identity: Mapping[str, st
         say(f"  {name:<12} {num_done:>4} of {num_runs:>4} runs done")
 
 
-def identity_of(protocol: Protocol) -> dict[str, str]:
-    """What every row carries: the commit of the code and the registration of the edition."""
-    return {"commit": commit(), "registration": registration(protocol)}
-
-
-def work_off(cfg: DictConfig) -> None:
+def work_off(cfg: DictConfig, protocol: Protocol, identity: Mapping[str, str]) -> None:
     """Make every run of the edition that has no row yet, and add its rows.
 
     Each process executes one run after the other, so that libraries are loaded once. A killed run resumes from its last
     checkpoint when the command is repeated.
 
     Raises:
-        ConfigError: an unknown edition, stage, world or method, or no process; or a run failed, raised after all
-            others have finished.
+        ConfigError: an unknown stage, world or method, or no process; or a run failed, raised after all others have
+            finished.
     """
-    protocol = load_protocol(cfg.edition)
-    identity = identity_of(protocol)
     missing = missing_jobs(cfg, protocol, _rows(cfg, identity))
     show_progress(cfg, protocol, identity)
     failed: list[Job] = []

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from apo_lab.editions.protocol import Protocol
 from apo_lab.laboratory.jobs import RunKey, done_keys, planned_jobs
 from apo_lab.laboratory.published import HASHES, KEY, read_runs
-from apo_lab.laboratory.runs import identity_of, make_base, train_job
+from apo_lab.laboratory.runs import make_base, train_job
 from apo_lightning.common.checks import Check, check, require_alike
 from apo_lightning.errors import ConfigError
 
@@ -22,13 +22,12 @@ STORED = 1e-5
 NOT_AGAIN = ("seconds", "commit")
 
 
-def verify_row(cfg: DictConfig, protocol: Protocol) -> list[Check]:
+def verify_row(cfg: DictConfig, protocol: Protocol, identity: Mapping[str, str]) -> list[Check]:
     """Make the first run that has a row and that the filters leave again, and compare numbers and hashes.
 
     Raises:
         ConfigError: there is none, or as `planned_jobs`.
     """
-    identity = identity_of(protocol)
     rows = read_runs(Path(cfg.tables), identity["registration"])
     jobs = [job for job in planned_jobs(cfg, protocol, rows) if job.key in done_keys(rows)]
     if not jobs:
