@@ -21,7 +21,6 @@ from apo_lightning.contracts import check_prompts
 from apo_lightning.data.sources import ProblemSource
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.loading import write_record
-from apo_lightning.evaluation.progress import Progress
 from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.weight_sync import start_engine
@@ -119,15 +118,7 @@ def _solutions(coverage: OracleCoverage, evaluated: EvaluatedPolicy, folder: Pat
     problems = coverage.load()
     policy, sha256 = evaluated.load(evaluated.device)
     card = evaluated.card(sha256, Stage())
-    with Progress("", "solution tokens") as progress:
-        progress.start(0, 0)
-        result = coverage.measure(
-            policy,
-            problems,
-            evaluated.spec.prompt_template,
-            card,
-            lambda done, total: progress.advance(done, total, num_tokens=done),
-        )
+    result = coverage.measure(policy, problems, evaluated.spec.prompt_template, card)
     write_record(folder / "coverage.json", result)
     say(
         f"{result.data.num_problems:,} problems of {result.data.num_available:,}; "

@@ -1,6 +1,5 @@
 """What a policy loses at each entrance, where skills are estimated from samples behind it."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -56,7 +55,9 @@ def sampled_change(
     }  # the sum of the means is the mean of the sums, so the parts still add up
     of_problems = {name: before.summed(part) for name, part in parts.items()}
     of_problems["change"] = torch.stack([*of_problems.values()]).sum(0)
-    return _intervals(of_problems), parts
+    values = torch.stack([*of_problems.values()], dim=1).clamp(-1, 1)  # a correction can lift one above 1
+    intervals = paired_intervals(torch.zeros_like(values), values)
+    return dict(zip(of_problems, intervals, strict=True)), parts
 
 
 def _resampled(entrances: Entrances, num_forced: int, generator: torch.Generator) -> Entrances:
@@ -71,9 +72,3 @@ def _resampled(entrances: Entrances, num_forced: int, generator: torch.Generator
         skill=counts / num_forced,
         num_problems=entrances.num_problems * NUM_RESAMPLES,
     )
-
-
-def _intervals(of_problems: Mapping[str, Float[Tensor, "problems"]]) -> dict[str, Interval]:
-    values = torch.stack([*of_problems.values()], dim=1).clamp(-1, 1)  # a correction can lift one above 1
-    intervals = paired_intervals(torch.zeros_like(values), values)
-    return dict(zip(of_problems, intervals, strict=True))
