@@ -54,7 +54,6 @@ def pretrain(cfg: DictConfig) -> Path:
         gradient_clip_val=settings.gradient_clip_norm,
         logger=False,
         val_check_interval=None,
-        callbacks=[_Progress()],
     )
     trainer.fit(module, demonstrations(source.puzzle, tokenizer, settings.demonstrations_per_batch, cfg.seed))
 
@@ -85,12 +84,3 @@ def _identity(cfg: DictConfig) -> dict[str, Any]:
 
 def _describe(metrics: dict[str, float]) -> str:
     return ", ".join(f"pass@{k} {metrics[f'pass@{k}']:.3f}" for k in (1, 8, 64))
-
-
-class _Progress(pl.Callback):
-    """Prints a line after every tenth of the steps."""
-
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        done, steps = trainer.global_step, trainer.max_steps
-        if done % max(1, steps // 10) == 0:
-            say(f"  {done:>6} of {steps} steps, loss {outputs['loss'].item():.4f} nats")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -13,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from apo_lab.puzzles import Puzzle
+from apo_lightning.common.console import say
 
 IGNORED = -100
 """Label of tokens without a loss."""
@@ -55,7 +57,7 @@ def encode(
 
 
 class SupervisedModule(pl.LightningModule):
-    """Trains a model on the answers of demonstrations.
+    """Trains a model on the answers of demonstrations, and prints a line after every tenth of the steps.
 
     `optimizer` makes the optimizer from the parameters, `scheduler` the learning-rate schedule from `optimizer=…`.
     """
@@ -80,3 +82,9 @@ class SupervisedModule(pl.LightningModule):
         loss = self.model(input_ids=input_ids, labels=labels, use_cache=False).loss
         self.log("train/loss", loss, prog_bar=True)
         return loss
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Print steps and loss."""
+        done, steps = self.trainer.global_step, self.trainer.max_steps
+        if done % max(1, steps // 10) == 0:
+            say(f"  {done:>6} of {steps} steps, loss {outputs['loss'].item():.4f} nats")
