@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from apo_lab.statistics.seeds import seed_difference_intervals, seed_mean_intervals
+from apo_lab.statistics.seeds import seed_difference_test, seed_mean_intervals
 from apo_lightning.metrics.functional import pass_at_k
 from apo_lightning.metrics.intervals import Interval, mean_intervals, paired_intervals
 
@@ -212,8 +212,9 @@ def seed_differences(
     before, after = (policies.scores(difficulty, num_seeds, k, rng) for policies in (first, second))
     truth = second.mean_pass_at_k(k) - first.mean_pass_at_k(k)
     over_problems = paired_intervals(before.mean(0), after.mean(0))
-    ours = seed_difference_intervals(before, after)
-    return measure(*ends(over_problems), truth), measure(*ends(ours), truth)
+    columns = zip(before.unbind(2), after.unbind(2), strict=True)
+    low, high = ends([seed_difference_test([a], [b]).difference for a, b in columns])
+    return measure(*ends(over_problems), truth), measure(low.clamp(min=-1), high.clamp(max=1), truth)
 
 
 def seed_rows() -> Iterator[list[str]]:

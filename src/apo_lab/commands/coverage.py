@@ -12,15 +12,16 @@ from apo_lab.coverage.entrances import EntranceCoverage
 from apo_lab.coverage.oracle import OracleCoverage
 from apo_lab.coverage.records import CoverageResult, recall_table
 from apo_lab.coverage.sampled_entrances import ForcedSampler, SampledEntranceCoverage
+from apo_lab.diagnostics.listed_answers import held_out_prompts
 from apo_lab.puzzles import PuzzleSource
 from apo_lightning.common.console import quiet_libraries, say, show
 from apo_lightning.common.files import write_atomically
+from apo_lightning.common.phases import PhaseClock
 from apo_lightning.contracts import check_prompts
-from apo_lightning.data import PromptDataModule
 from apo_lightning.data.sources import ProblemSource
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.loading import write_record
-from apo_lightning.evaluation.progress import Progress
+from apo_lightning.rollout.collector import Collector
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.weight_sync import start_engine
 from apo_lightning.run.choices import typed_overrides
@@ -46,77 +47,67 @@ def cover(cfg: DictConfig) -> CoverageResult | EntranceResult | SampledEntranceR
     evaluated = find_evaluated_policy(cfg, typed_overrides())
     quiet_libraries(evaluated.output_dir / "coverage.log")
     folder = evaluated.output_dir / f"coverage_{coverage.name}"
-    if isinstance(coverage, EntranceCoverage):
-        return _entrances(coverage, evaluated, folder)
-    if isinstance(coverage, SampledEntranceCoverage):
-        return _sampled_entrances(coverage, evaluated, instantiate(cfg.engine), folder)
-    return _solutions(coverage, evaluated, folder)
-
-
-def _entrances(coverage: EntranceCoverage, evaluated: EvaluatedPolicy, folder: Path) -> EntranceResult:
-    """Compare the run's policy with the model before its training."""
+    if isinstance(coverage, OracleCoverage):
+        return _solutions(coverage, evaluated, folder)
     run = evaluated.run
     assert run is not None
+    if not run.held_out():  # raises where they are not those of its training
+        raise ConfigError(f"run={run.folder} holds no problems out (data.num_validation is 0): name a run that does")
+    if isinstance(coverage, EntranceCoverage):
+        result, entrances = _listed(coverage, run, evaluated)
+        page = entrance_page(result)
+    else:
+        result, entrances = _sampled(coverage, run, evaluated, instantiate(cfg.engine))
+        page = sampled_page(result)
+    write_record(folder / "entrances.json", result)
+    write_atomically(folder / "entrances.csv", entrances.to_csv(index=False).encode())
+    write_atomically(folder / "entrances.md", page.encode())
+    say(f"{page}\nentrances.json, .csv (every entrance) and .md (these tables) are in {folder}")
+    return result
+
+
+def _listed(
+    coverage: EntranceCoverage, run: TrainedRun, evaluated: EvaluatedPolicy
+) -> tuple[EntranceResult, pd.DataFrame]:
+    """Compare the run's policy with the model before its training."""
     source = run.instantiate(run.data, "data")
     if not isinstance(source, PuzzleSource):
         raise ConfigError(
             f"run={run.folder} has data {run.data.get('_target_')}, whose right answers cannot be listed: "
             f"coverage={coverage.name} needs a run of data=locks, countdown or divisors"
         )
-    if not run.held_out():
-        raise nothing_held_out(run)
     policy, sha256 = evaluated.load(evaluated.device)
     base = evaluated.load_reference(evaluated.device)
     template, card = evaluated.spec.prompt_template, evaluated.card(sha256, Stage())
-    result, entrances = coverage.measure(policy, base, source, template, card, temperature=run.temperature)
-    _write(folder, result, entrances, entrance_page(result))
-    return result
+    return coverage.measure(policy, base, source, template, card, temperature=run.temperature)
 
 
-def _sampled_entrances(
-    coverage: SampledEntranceCoverage, evaluated: EvaluatedPolicy, engine: RolloutEngine, folder: Path
-) -> SampledEntranceResult:
+def _sampled(
+    coverage: SampledEntranceCoverage, run: TrainedRun, evaluated: EvaluatedPolicy, engine: RolloutEngine
+) -> tuple[SampledEntranceResult, pd.DataFrame]:
     """Compare the run's policy with the model before its training, by samples of both."""
-    run = evaluated.run
-    assert run is not None
     engine.check(evaluated.device)
     engine.check_model(evaluated.spec.load_config(), evaluated.device)
     source: ProblemSource = run.instantiate(run.data, "data")
-    template, reward = evaluated.spec.prompt_template, run.instantiate(run.reward, "reward", "data")
-    data = PromptDataModule(source, evaluated.tokenizer, prompts_per_step=1, seed=0, prompt_template=template)
-    data.prepare()
-    run.held_out()  # those of its training, or an error
-    prompts = [prompt for of_set in data.validation_prompts.values() for prompt in of_set][: coverage.limit]
-    if not prompts:
-        raise nothing_held_out(run)
+    reward = run.instantiate(run.reward, "reward", "data")
+    prompts = held_out_prompts(source, evaluated.tokenizer, evaluated.spec.prompt_template)[: coverage.limit]
     check_prompts(reward, prompts)
     with contextlib.closing(engine), contextlib.closing(reward):
         policy, sha256 = evaluated.load(evaluated.device)
         models = {"base": evaluated.load_reference(evaluated.device), "policy": policy}
         longest = source.max_prompt_tokens + source.max_completion_tokens
         start_engine(engine, policy, max_model_len=longest, device=evaluated.device, seed=evaluated.seed)
-        draw = ForcedSampler(
+        collector = Collector(
             engine=engine,
             reward=reward,
+            tokenizer=evaluated.tokenizer,
+            run_seed=evaluated.seed,
             max_completion_tokens=source.max_completion_tokens,
-            temperature=run.temperature,
-            seed=evaluated.seed,
+            stop_token_ids=policy.stop_token_ids,
+            clock=PhaseClock(),
         )
-        result, entrances = coverage.measure(models, prompts, draw, evaluated.card(sha256, Stage()))
-    _write(folder, result, entrances, sampled_page(result))
-    return result
-
-
-def nothing_held_out(run: TrainedRun) -> ConfigError:
-    """The error for a run without held-out problems."""
-    return ConfigError(f"run={run.folder} holds no problems out (data.num_validation is 0): name a run that does")
-
-
-def _write(folder: Path, result: EntranceResult | SampledEntranceResult, entrances: pd.DataFrame, page: str) -> None:
-    write_record(folder / "entrances.json", result)
-    write_atomically(folder / "entrances.csv", entrances.to_csv(index=False).encode())
-    write_atomically(folder / "entrances.md", page.encode())
-    say(f"{page}\nentrances.json, .csv (every entrance) and .md (these tables) are in {folder}")
+        draw = ForcedSampler(collector, run.temperature)
+        return coverage.measure(models, prompts, draw, evaluated.card(sha256, Stage()))
 
 
 def _solutions(coverage: OracleCoverage, evaluated: EvaluatedPolicy, folder: Path) -> CoverageResult:
@@ -127,14 +118,7 @@ def _solutions(coverage: OracleCoverage, evaluated: EvaluatedPolicy, folder: Pat
     problems = coverage.load()
     policy, sha256 = evaluated.load(evaluated.device)
     card = evaluated.card(sha256, Stage())
-    progress = Progress("", "solution tokens")
-    result = coverage.measure(
-        policy,
-        problems,
-        evaluated.spec.prompt_template,
-        card,
-        lambda done, total: progress.advance(done, total, num_tokens=done),
-    )
+    result = coverage.measure(policy, problems, evaluated.spec.prompt_template, card)
     write_record(folder / "coverage.json", result)
     say(
         f"{result.data.num_problems:,} problems of {result.data.num_available:,}; "

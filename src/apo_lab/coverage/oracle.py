@@ -1,9 +1,8 @@
 """Oracle coverage: how often the next token of a worked solution is among the model's K most likely ones."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from jaxtyping import Bool
@@ -18,6 +17,7 @@ from apo_lightning.data import HubDataset, ProblemSet, PromptTemplate, Row, buil
 from apo_lightning.data.filtering import normalised_problem
 from apo_lightning.data.prompts import PLACEHOLDER
 from apo_lightning.errors import ConfigError
+from apo_lightning.evaluation.progress import Progress
 from apo_lightning.evaluation.records import DataCard, Estimate, ModelCard
 from apo_lightning.evaluation.scoring import microbatches, pack, sequence_of_each_token
 from apo_lightning.model.fingerprint import versions
@@ -116,17 +116,11 @@ class OracleCoverage:
         return solved_problems(rows, self.limit, where=self.path or self.name)
 
     def measure(
-        self,
-        policy: Policy,
-        problems: SolvedProblems,
-        prompt_template: str | None,
-        model: ModelCard,
-        on_progress: Callable[[int, int], None] = lambda done, total: None,
+        self, policy: Policy, problems: SolvedProblems, prompt_template: str | None, model: ModelCard
     ) -> CoverageResult:
         """Run every solution behind its prompt, once; leaves the policy in evaluation mode.
 
         Without a `prompt_template` of the model's own, as in `PolicySpec`, it is its tokenizer's chat template.
-        `on_progress` is called after each micro-batch with the solution tokens done, and all of them.
 
         Raises:
             ConfigError: every solution is too long, or there is no template.
@@ -143,7 +137,7 @@ class OracleCoverage:
             )
         sequences = pack([prompts[i] for i in short], [solutions[i] for i in short])
         sizes, owners = sorted(set(self.anchor_sizes)), sequence_of_each_token(sequences)
-        is_hit = token_hits(policy, sequences, sizes, self.tokens_per_microbatch, on_progress)
+        is_hit = token_hits(policy, sequences, sizes, self.tokens_per_microbatch)
         lengths = torch.tensor([len(solution) for solution in sequences.completions])
         rows = [problems.rows[i] for i in short]
         counts = torch.zeros(len(rows), len(sizes), dtype=torch.long).index_add_(0, owners, is_hit.long())
@@ -151,7 +145,10 @@ class OracleCoverage:
             preset=self.name,
             model=model,
             data=DataCard(
-                source=self._origin, sha256=_digest(rows), num_problems=len(rows), num_available=problems.num_available
+                source=ProblemSet(path=self.path, hub=self.hub).origin,
+                sha256=_digest(rows),
+                num_problems=len(rows),
+                num_available=problems.num_available,
             ),
             prompt=placeholder.text,
             num_tokens=len(owners),
@@ -161,13 +158,6 @@ class OracleCoverage:
             num_without_solution=problems.num_without_solution,
             num_too_long=len(prompts) - len(short),
         )
-
-    @property
-    def _origin(self) -> str:
-        if self.path is not None:
-            return Path(self.path).name
-        assert self.hub is not None
-        return f"{self.hub.hub_id} ({self.hub.config or 'default'}, {self.hub.split})"
 
 
 def solved_problems(rows: Sequence[Row], limit: int | None, *, where: str) -> SolvedProblems:
@@ -216,13 +206,9 @@ def _digest(rows: Sequence[Row]) -> str:
 
 @torch.no_grad()
 def token_hits(
-    policy: Policy,
-    sequences: PackedSequences,
-    anchor_sizes: Sequence[int],
-    tokens_per_microbatch: int,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    policy: Policy, sequences: PackedSequences, anchor_sizes: Sequence[int], tokens_per_microbatch: int
 ) -> Bool[Tensor, "tokens sizes"]:
-    """Whether each token of the completions is among the policy's K most likely ones, for each K.
+    """Whether each token of the completions is among the policy's K most likely ones, for each K; prints progress.
 
     Raises:
         ConfigError: a K exceeds the vocabulary.
@@ -230,6 +216,7 @@ def token_hits(
     num_tokens = sum(map(len, sequences.completions))
     hits = torch.zeros(num_tokens, len(anchor_sizes), dtype=torch.bool)
     done = 0
+    progress = Progress("", "solution tokens")
     for microbatch in microbatches(sequences, [policy], tokens_per_microbatch):
         # Ranks do not depend on the temperature, only on how its division rounds: at 1 it does not.
         top = policy.as_reference(microbatch, max(anchor_sizes), temperature=1.0).anchor_ids
@@ -238,5 +225,5 @@ def token_hits(
         found = torch.stack([is_target[:, :k].any(1) for k in anchor_sizes], dim=1)
         hits[microbatch.token_index.cpu()] = found.cpu()
         done += len(found)
-        on_progress(done, num_tokens)
+        progress.advance(done, num_tokens, num_tokens=done)
     return hits

@@ -13,7 +13,7 @@ from apo_lab.coverage.entrances import by_decision
 from apo_lab.statistics.entrances import Entrances
 from apo_lab.statistics.sampled_entrances import sampled_change
 from apo_lightning.common.console import saying
-from apo_lightning.contracts import Reward, TrainerState, check_error_rate, score_samples
+from apo_lightning.contracts import check_error_rate
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import ModelCard
 from apo_lightning.evaluation.results import estimate_of
@@ -21,8 +21,7 @@ from apo_lightning.evaluation.scoring import check_engine, microbatches, pack, s
 from apo_lightning.metrics.functional import pass_at_k_curve
 from apo_lightning.metrics.intervals import paired_interval
 from apo_lightning.model.policy import Policy
-from apo_lightning.rollout.collector import completion_text, sample_seed, samples_of
-from apo_lightning.rollout.engine import RolloutEngine
+from apo_lightning.rollout.collector import Collector, sample_seed
 from apo_lightning.rollout.weight_sync import check_policy_version, publish
 from apo_lightning.types import GenerationRequest, Prompt
 
@@ -104,7 +103,7 @@ class SampledEntranceCoverage:
         change, parts = sampled_change(under["base"], under["policy"], self.k, self.num_forced)
         num = torch.full((len(prompts),), self.num_samples)
         curves = {name: pass_at_k_curve(num, one.is_right.sum(1), [1, self.k]) for name, one in found.items()}
-        texts = [draw.text(beginning) for _, beginning in entrances]
+        texts = [draw.collector.text(beginning) for _, beginning in entrances]
         columns = {"problem": [prompt.id for prompt, _ in begun], "entrance": texts}
         for name, of in under.items():
             columns |= {f"{name}_{key}": values.tolist() for key, values in of.values(self.k).items()}
@@ -168,18 +167,12 @@ class ForcedSampler:
     """Draws completions that begin as they are told, with one engine for several models.
 
     Attributes:
-        engine: started for the architecture of the models.
-        reward: judges whole completions.
-        max_completion_tokens: a completion's length, its beginning included, at which it is cut.
-        temperature: of the samples.
-        seed: of the samples; both models have the same.
+        collector: with an engine that is started for the architecture of the models, which share tokens and their ends.
+        temperature: of the samples; both models have the same seeds.
     """
 
-    engine: RolloutEngine
-    reward: Reward
-    max_completion_tokens: int
+    collector: Collector
     temperature: float
-    seed: int
 
     def __post_init__(self) -> None:
         self._loaded: Policy | None = None
@@ -187,28 +180,26 @@ class ForcedSampler:
 
     def __call__(self, policy: Policy, begun: Sequence[tuple[Prompt, Beginning]], num_samples: int) -> Drawn:
         """`num_samples` completions for each prompt and beginning; raises as `check_engine` and `check_error_rate`."""
+        own = self.collector
         self._load(policy, [prompt for prompt, _ in begun])
         owners = [pair for pair in begun for _ in range(num_samples)]
         requests = {
             index: GenerationRequest(
                 prompt_token_ids=(*prompt.token_ids, *beginning),
-                seed=sample_seed(self.seed, f"behind {beginning}", 0, prompt.id, index % num_samples),
-                max_new_tokens=self.max_completion_tokens - len(beginning),
+                seed=sample_seed(own.run_seed, f"behind {beginning}", 0, prompt.id, index % num_samples),
+                max_new_tokens=own.max_completion_tokens - len(beginning),
                 temperature=self.temperature,
-                stop_token_ids=policy.stop_token_ids,
+                stop_token_ids=own.stop_token_ids,
             )
             for index, (prompt, beginning) in enumerate(owners)
-            if not self._is_whole(beginning, policy)
+            if not self._is_whole(beginning)
         }
-        completions = self.engine.generate([*requests.values()]) if requests else []
+        completions = own.engine.generate([*requests.values()]) if requests else []
         check_policy_version(completions, self._version)
         behind = {index: tuple(one.token_ids) for index, one in zip(requests, completions, strict=True)}
         token_ids = [(*beginning, *behind.get(index, ())) for index, (_, beginning) in enumerate(owners)]
-        prompts = [prompt for prompt, _ in owners]
-        texts = [self.text(ids) for ids in token_ids]
-        with saying(f"waiting for the reward of {len(texts)} completions; Ctrl-C ends the measurement"):
-            samples = samples_of(self.reward, policy.tokenizer, prompts, token_ids, texts, TrainerState())
-            verdicts = score_samples(self.reward, samples)
+        with saying(f"waiting for the reward of {len(token_ids)} completions; Ctrl-C ends the measurement"):
+            _, verdicts = own.score([prompt for prompt, _ in owners], token_ids)
         check_error_rate(verdicts, of="the samples")
         is_right = torch.tensor([verdict.status == "correct" for verdict in verdicts])
         starts = range(0, len(owners), num_samples)
@@ -217,20 +208,16 @@ class ForcedSampler:
             is_right=is_right.view(-1, num_samples),
         )
 
-    def text(self, token_ids: Sequence[int]) -> str:
-        """What the reward reads of these tokens, once a model has been loaded."""
-        assert self._loaded is not None
-        return completion_text(self._loaded.tokenizer, token_ids, self._loaded.stop_token_ids)
-
-    def _is_whole(self, beginning: Beginning, policy: Policy) -> bool:
+    def _is_whole(self, beginning: Beginning) -> bool:
         """Whether nothing is left to sample behind it."""
-        is_ended = beginning and beginning[-1] in policy.stop_token_ids
-        return bool(is_ended) or len(beginning) >= self.max_completion_tokens
+        is_ended = beginning and beginning[-1] in self.collector.stop_token_ids
+        return bool(is_ended) or len(beginning) >= self.collector.max_completion_tokens
 
     def _load(self, policy: Policy, prompts: Sequence[Prompt]) -> None:
         if self._loaded is policy:
             return
+        engine, longest = self.collector.engine, self.collector.max_completion_tokens
         self._version += 1
-        publish(policy.model, self.engine, self._version)
-        check_engine(self.engine, policy, prompts, max_new_tokens=self.max_completion_tokens, version=self._version)
+        publish(policy.model, engine, self._version)
+        check_engine(engine, policy, prompts, max_new_tokens=longest, version=self._version)
         self._loaded = policy

@@ -9,9 +9,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from apo_lab.puzzles import ListedAnswer, Puzzle, PuzzleSource
+from apo_lab.puzzles import ListedAnswer, Puzzle
 from apo_lab.statistics.exact import AnswerScores
 from apo_lightning.data import PromptDataModule
+from apo_lightning.data.sources import ProblemSource
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import Microbatch, PackedSequences
 from apo_lightning.model.policy import Policy
@@ -101,9 +102,9 @@ def _common_beginning(prompts: Sequence[tuple[int, ...]]) -> int:
 
 
 def held_out_prompts(
-    source: PuzzleSource, tokenizer: PreTrainedTokenizerBase, prompt_template: str | None
+    source: ProblemSource, tokenizer: PreTrainedTokenizerBase, prompt_template: str | None
 ) -> list[Prompt]:
-    """The prompts of a puzzle's held-out problems for one model."""
+    """The prompts of a source's held-out problems for one model; those of a puzzle are one set."""
     data = PromptDataModule(source, tokenizer, prompts_per_step=1, seed=0, prompt_template=prompt_template)
     data.prepare()
-    return data.validation_prompts[source.name]
+    return [prompt for of_set in data.validation_prompts.values() for prompt in of_set]

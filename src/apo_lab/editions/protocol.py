@@ -210,13 +210,17 @@ class Protocol:
         return found
 
     def decodings(self, stage: Stage, method: str) -> dict[str, tuple[float, ...]]:
-        """What is measured of the last policies of a method: what follows its name → temperatures, or w of the base."""
-        found = {AVERAGED: self.base_weights} if stage.is_averaged or stage.is_decoded else {}
+        """What is measured of the last policies of a method: what follows its name → temperatures, or w of the base.
+
+        A path over w ends at 0, the last policy itself.
+        """
+        whole = (1.0, *self.base_weights, 0.0)
+        found = {AVERAGED: whole} if stage.is_averaged or stage.is_decoded else {}
         if method in stage.averaged_by_part:
-            found |= {f"{AVERAGED}_{part}": self.part_weights for part in AVERAGED_PARTS}
+            found |= {f"{AVERAGED}_{part}": (*self.part_weights, 0.0) for part in AVERAGED_PARTS}
         if stage.is_decoded:
             found |= dict.fromkeys(("+temperature", "+first_temperature"), self.temperatures)
-            found |= dict.fromkeys(("+mixture", "+first_mixture"), (1.0, *self.base_weights))
+            found |= dict.fromkeys(("+mixture", "+first_mixture"), whole)
         return found
 
     def num_runs(self, stage: Stage) -> int:

@@ -6,8 +6,8 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from apo_lab.editions.protocol import load_protocol
-from apo_lab.laboratory.registration import registration
-from apo_lab.laboratory.runs import identity_of, show_progress, work_off
+from apo_lab.laboratory.registration import identity_of
+from apo_lab.laboratory.runs import show_progress, work_off
 from apo_lab.laboratory.verifying import verify_row
 from apo_lab.reporting.laboratory import laboratory_page
 from apo_lightning.common.checks import check_table, require_none_differs
@@ -28,19 +28,20 @@ def laboratory(cfg: DictConfig) -> None:
     protocol = load_protocol(cfg.edition)
     cfg.output_dir = cfg.output_dir or f"outputs/lab/{Path(cfg.edition).stem}"
     cfg.tables = cfg.tables or f"{cfg.output_dir}/tables"
-    if cfg.action == "status":
-        show_progress(cfg, protocol, identity_of(protocol))
-        return
-    if cfg.action == "verify":
-        found = verify_row(cfg, protocol)
-        show(check_table(found))
-        require_none_differs(found)
-        return
     rows = Path(cfg.tables) / "runs.csv.gz"
     if cfg.action == "page" and not rows.is_file():
         raise ConfigError(
             f"{rows} does not exist: give tables= the folder of an edition's rows, or run apo lab run first"
         )
+    identity = identity_of(protocol)
+    if cfg.action == "status":
+        show_progress(cfg, protocol, identity)
+        return
+    if cfg.action == "verify":
+        found = verify_row(cfg, protocol, identity)
+        show(check_table(found))
+        require_none_differs(found)
+        return
     # With either folder in common, one laboratory would drop rows or checkpoints of the other.
     folders = sorted({Path(cfg.tables).resolve(), Path(cfg.output_dir).resolve()}) if cfg.action == "run" else ()
     with contextlib.ExitStack() as locks:
@@ -49,9 +50,10 @@ def laboratory(cfg: DictConfig) -> None:
             locks.enter_context(folder_locked(folder, refusal))
         try:
             if folders:
-                work_off(cfg)
+                work_off(cfg, protocol, identity)
         finally:
             if rows.is_file():
                 date, report = launch_time().strftime("%Y-%m-%d"), Path(cfg.output_dir) / "report"
-                page = laboratory_page(rows.parent, protocol, report, date=date, registration=registration(protocol))
+                registered = identity["registration"]
+                page = laboratory_page(rows.parent, protocol, report, date=date, registration=registered)
                 say(f"open {page}")

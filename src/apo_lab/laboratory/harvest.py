@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +39,6 @@ class PolicyPath:
     costs: pd.DataFrame
     """`COST` until each point, indexed by step."""
 
-    def at(self, place: int) -> "PolicyPath":
-        """One point of it."""
-        return replace(
-            self,
-            points=[self.points[place]],
-            success=self.success[place][None],
-            entrances=[self.entrances[place]],
-            costs=self.costs.iloc[-1:].set_axis([self.points[-1]["step"]]),
-        )
-
     def lost(self, base: Entrances) -> dict[str, Float[Tensor, "points problems"]]:
         """By point and problem: the share of entrances that K samples take, and `Change.signed`."""
         count = base.summed(torch.ones_like(base.mass)).clamp(min=1)
@@ -60,15 +50,6 @@ class PolicyPath:
             for name, each in values.items():
                 found.setdefault(name, []).append(each)
         return {name: torch.stack(each) for name, each in found.items()}
-
-
-def _joined(paths: Sequence[PolicyPath]) -> PolicyPath:
-    return PolicyPath(
-        points=[point for path in paths for point in path.points],
-        success=torch.cat([path.success for path in paths]),
-        entrances=[each for path in paths for each in path.entrances],
-        costs=paths[-1].costs,
-    )
 
 
 def harvest(job: Job, cfg: DictConfig, identity: Mapping[str, str]) -> Rows:
@@ -84,23 +65,19 @@ def harvest(job: Job, cfg: DictConfig, identity: Mapping[str, str]) -> Rows:
         "weights_sha256": sha256_of_file(job.folder / "checkpoints" / "final" / "model.safetensors"),
     }
     key: dict[str, Any] = dict(zip(KEY, job.key, strict=True))
-    own, curve = _rows(path, path, job.world.level)
+    own, curve = _rows(path, path, job.world.level, with_area=True)
     rows = Rows(runs=[{**key, **common, **own}], curves=[{**key, **row} for row in curve])
-    decoded = {"": path}
+    decoded, end = {"": path}, {"step": path.points[-1]["step"], **path.costs.iloc[-1]}
     for name, settings in job.decodings.items():
-        middle = _path(job.folder / "decodings" / name.removeprefix("+"), exact / "answers.json", path.costs.iloc[-1:])
-        is_temperature = name.endswith("temperature")
-        # The average of all weights with w = 1 is the base model; a temperature of 1 is among those measured.
-        ends = [path.at(0)] if name == AVERAGED else [], [] if is_temperature else [path.at(-1)]
-        decoded[name] = _joined([*ends[0], middle, *ends[1]])
+        decoded[name] = _path(job.folder / "decodings" / name.removeprefix("+"), exact / "answers.json", path.costs)
         after = {**key, "method": key["method"] + name}
-        of_decoding, curve = _rows(decoded[name], path, job.world.level)
-        rows.runs.append({**after, **common, **of_decoding})
-        end = {"step": path.points[-1]["step"], **path.costs.iloc[-1]}
-        all_settings = [*([1.0] * len(ends[0])), *settings, *([0.0] * len(ends[1]))]
+        of_decoding, curve = _rows(decoded[name], path, job.world.level, with_area=name == AVERAGED)
+        is_temperature = name.endswith("temperature")
+        # As in the published tables: a path over temperatures has their number as its steps.
+        rows.runs.append({**after, **common, **of_decoding, **({} if is_temperature else {"steps": own["steps"]})})
         column = "temperature" if is_temperature else "base_weight"
         rows.curves.extend(
-            {**after, **row, **end, column: setting} for row, setting in zip(curve, all_settings, strict=True)
+            {**after, **row, **end, column: setting} for row, setting in zip(curve, settings, strict=True)
         )
     if job.is_decoded:
         plain = {name: value for name, value in own.items() if not name.startswith(ENDPOINTS)}
@@ -124,9 +101,10 @@ def _of_menu(decoded: Mapping[str, PolicyPath], level: float) -> dict[str, Block
 
 
 def _highest(values: Sequence[BlockValues | None]) -> BlockValues | None:
-    columns = [torch.cat([each.without.new_tensor([each.value]), each.without]) for each in values if each is not None]
-    highest = torch.stack(columns).amax(0) if columns else None
-    return None if highest is None else BlockValues(value=highest[0].item(), without=highest[1:])
+    known = [each for each in values if each is not None]
+    if not known:
+        return None
+    return BlockValues(value=max(v.value for v in known), without=torch.stack([v.without for v in known]).amax(0))
 
 
 def config_sha256(cfg: DictConfig) -> str:
@@ -158,8 +136,13 @@ def _path(folder: Path, answers: Path, costs: pd.DataFrame) -> PolicyPath:
     return PolicyPath(points=points, success=success.clamp(max=1.0), entrances=entrances, costs=costs)
 
 
-def _rows(path: PolicyPath, run: PolicyPath, level: float) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The endpoints of a path, and a row for each of its points; `run` is the run, which begins with the base model."""
+def _rows(
+    path: PolicyPath, run: PolicyPath, level: float, *, with_area: bool
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The endpoints of a path, and a row for each of its points; `run` is the run, which begins with the base model.
+
+    A path that begins elsewhere has no area: there are no levels from the base model's on.
+    """
     last, lost = path.points[-1], path.lost(run.entrances[0])
     found = {
         "last": last_leave_one_block_out(path.success, 64),
@@ -167,7 +150,7 @@ def _rows(path: PolicyPath, run: PolicyPath, level: float) -> tuple[dict[str, An
         "entered": mean_at_passage(path.success, lost["entered"], level),
         "locked_share": locked_share(path.success, lost["locked"], lost["forgotten"], level),
     }
-    if path.points[0] is run.points[0]:  # else there are no levels from the base model's on
+    if with_area:
         found |= {name: leave_one_block_out(path.success, k, level) for name, k in (("area", 64), ("area_8", 8))}
     values = {name: each for name, each in found.items() if each is not None}
     row = {

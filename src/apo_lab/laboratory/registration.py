@@ -37,6 +37,11 @@ def registration(protocol: Protocol) -> str:
     return BEFORE_VERSIONS.get(found) or _hash([*parts, f"decisions {DECISION_VERSION}"])
 
 
+def identity_of(protocol: Protocol) -> dict[str, str]:
+    """What every row carries: the commit of the code and the registration of the edition."""
+    return {"commit": commit(), "registration": registration(protocol)}
+
+
 def _hash(parts: Sequence[str]) -> str:
     return sha256_of(["\n".join(parts).encode()])[:16]
 

@@ -13,24 +13,21 @@ from omegaconf import DictConfig
 from apo_lab.editions.protocol import Protocol
 from apo_lab.laboratory.jobs import RunKey, done_keys, planned_jobs
 from apo_lab.laboratory.published import HASHES, KEY, read_runs
-from apo_lab.laboratory.runs import identity_of, train_job
-from apo_lab.pretraining.base_models import pretrain
+from apo_lab.laboratory.runs import make_base, train_job
 from apo_lightning.common.checks import Check, check, require_alike
 from apo_lightning.errors import ConfigError
-from apo_lightning.run.choices import composed
 
 STORED = 1e-5
 """Of numbers with `published.DIGITS` digits, relative and absolute."""
 NOT_AGAIN = ("seconds", "commit")
 
 
-def verify_row(cfg: DictConfig, protocol: Protocol) -> list[Check]:
+def verify_row(cfg: DictConfig, protocol: Protocol, identity: Mapping[str, str]) -> list[Check]:
     """Make the first run that has a row and that the filters leave again, and compare numbers and hashes.
 
     Raises:
         ConfigError: there is none, or as `planned_jobs`.
     """
-    identity = identity_of(protocol)
     rows = read_runs(Path(cfg.tables), identity["registration"])
     jobs = [job for job in planned_jobs(cfg, protocol, rows) if job.key in done_keys(rows)]
     if not jobs:
@@ -41,7 +38,7 @@ def verify_row(cfg: DictConfig, protocol: Protocol) -> list[Check]:
         job = replace(jobs[0], folder=Path(folder) / "run")
         with contextlib.redirect_stdout(output):
             if job.world.base:
-                pretrain(composed("pretrain", [*job.world.base, f"output_dir={job.base}"]))
+                make_base(job)
             made = train_job(job, identity).runs
     published = {RunKey(**{name: row[name] for name in KEY}): row for row in rows.to_dict("records")}
     found = []

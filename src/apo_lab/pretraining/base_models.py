@@ -9,11 +9,10 @@ import lightning.pytorch as pl
 import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from torch.utils.data import DataLoader
 
 from apo_lab.diagnostics.exact_coverage import ExactCoverage
 from apo_lab.diagnostics.listed_answers import held_out_prompts
-from apo_lab.pretraining.supervised import Demonstrations, SupervisedModule
+from apo_lab.pretraining.supervised import SupervisedModule, demonstrations
 from apo_lab.puzzles.source import PuzzleSource
 from apo_lightning.common.console import quiet_libraries, say
 from apo_lightning.common.files import publish_folder, to_json, write_atomically
@@ -48,9 +47,6 @@ def pretrain(cfg: DictConfig) -> Path:
     spec = instantiate(cfg.pretraining.model, _convert_="all")
     tokenizer, model = spec.load_tokenizer(), spec.load_model(cfg.seed)
     settings = cfg.pretraining
-    demonstrations = Demonstrations(
-        source.puzzle, tokenizer, demonstrations_per_batch=settings.demonstrations_per_batch, seed=cfg.seed
-    )
     module = SupervisedModule(model, instantiate(settings.optimizer), instantiate(settings.scheduler))
     trainer = instantiate(
         cfg.trainer,
@@ -58,9 +54,8 @@ def pretrain(cfg: DictConfig) -> Path:
         gradient_clip_val=settings.gradient_clip_norm,
         logger=False,
         val_check_interval=None,
-        callbacks=[_Progress()],
     )
-    trainer.fit(module, DataLoader(demonstrations, batch_size=None))
+    trainer.fit(module, demonstrations(source.puzzle, tokenizer, settings.demonstrations_per_batch, cfg.seed))
 
     partial = folder.with_name(f"{source.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -89,12 +84,3 @@ def _identity(cfg: DictConfig) -> dict[str, Any]:
 
 def _describe(metrics: dict[str, float]) -> str:
     return ", ".join(f"pass@{k} {metrics[f'pass@{k}']:.3f}" for k in (1, 8, 64))
-
-
-class _Progress(pl.Callback):
-    """Prints a line after every tenth of the steps."""
-
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        done, steps = trainer.global_step, trainer.max_steps
-        if done % max(1, steps // 10) == 0:
-            say(f"  {done:>6} of {steps} steps, loss {outputs['loss'].item():.4f} nats")

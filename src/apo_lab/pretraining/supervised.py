@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -10,42 +11,30 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import IterableDataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from apo_lab.puzzles import Puzzle
+from apo_lightning.common.console import say
 
 IGNORED = -100
 """Label of tokens without a loss."""
 
 
-class Demonstrations(IterableDataset[tuple[Tensor, Tensor]]):
-    """An endless stream of batches of new demonstrations, determined by the seed.
-
-    Yields `(input_ids, labels)`; labels are the tokens of the answer and its end, and `IGNORED` elsewhere. The
-    tokenizer has one token per character.
-    """
-
-    def __init__(
-        self, puzzle: Puzzle, tokenizer: PreTrainedTokenizerBase, *, demonstrations_per_batch: int, seed: int
-    ) -> None:
-        super().__init__()
-        self.puzzle = puzzle
-        self.tokenizer = tokenizer
-        self.demonstrations_per_batch = demonstrations_per_batch
-        self.seed = seed
-
-    def __iter__(self) -> Iterator[tuple[Int[Tensor, "rows positions"], Int[Tensor, "rows positions"]]]:
-        random = Random(f"demonstrations/{self.seed}")
-        while True:
-            pairs = [self.puzzle.demonstration(random) for _ in range(self.demonstrations_per_batch)]
-            yield encode(pairs, self.tokenizer)
+def demonstrations(
+    puzzle: Puzzle, tokenizer: PreTrainedTokenizerBase, per_batch: int, seed: int
+) -> Iterator[tuple[Int[Tensor, "rows positions"], Int[Tensor, "rows positions"]]]:
+    """An endless stream of batches of new demonstrations, determined by the seed; see `encode`."""
+    random = Random(f"demonstrations/{seed}")
+    while True:
+        yield encode([puzzle.demonstration(random) for _ in range(per_batch)], tokenizer)
 
 
 def encode(
     pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[Int[Tensor, "rows positions"], Int[Tensor, "rows positions"]]:
-    """Problems and answers as token ids and labels; see `Demonstrations`.
+    """Problems and answers as token ids and labels; the tokenizer has one token per character.
+
+    Labels are the tokens of the answer and its end, and `IGNORED` elsewhere.
 
     Example:
         >>> from apo_lightning.model.tokenizer import character_tokenizer
@@ -68,7 +57,7 @@ def encode(
 
 
 class SupervisedModule(pl.LightningModule):
-    """Trains a model on the answers of demonstrations.
+    """Trains a model on the answers of demonstrations, and prints a line after every tenth of the steps.
 
     `optimizer` makes the optimizer from the parameters, `scheduler` the learning-rate schedule from `optimizer=…`.
     """
@@ -93,3 +82,9 @@ class SupervisedModule(pl.LightningModule):
         loss = self.model(input_ids=input_ids, labels=labels, use_cache=False).loss
         self.log("train/loss", loss, prog_bar=True)
         return loss
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Print steps and loss."""
+        done, steps = self.trainer.global_step, self.trainer.max_steps
+        if done % max(1, steps // 10) == 0:
+            say(f"  {done:>6} of {steps} steps, loss {outputs['loss'].item():.4f} nats")

@@ -1,12 +1,10 @@
 """Where pass@1 first reaches one level: pass@k, the share of entrances taken, and that of the loss that is locked."""
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from apo_lab.statistics.exact import exact_pass_at_k
-from apo_lab.statistics.paths import NUM_BLOCKS, BlockValues, first_passage
-from apo_lightning.errors import ConfigError
+from apo_lab.statistics.paths import NUM_BLOCKS, BlockValues, block_weights, first_passage
 
 LEAST_LOSS = 1e-3
 """Locked and forgotten together, as a share of pass@64: the shares of a smaller loss are not told apart."""
@@ -20,8 +18,8 @@ def at_passage(
 ) -> Float[Tensor, "sets"] | None:
     """The mean of a metric of problems where pass@1 first reaches `level`: of all, then without each block of them.
 
-    Problem i is in block i mod `num_blocks`. Without a block a run may miss the level by a hair; its level is then the
-    highest pass@1 that it reaches.
+    The blocks are those of `paths.block_weights`. Without a block a run may miss the level by a hair; its level is then
+    the highest pass@1 that it reaches.
 
     Args:
         success: p, the probability that one sample is right, at each evaluation point.
@@ -38,15 +36,13 @@ def at_passage(
     Example:
         Two problems in two blocks; pass@1 rises from 0.1 to 0.5, and the level 0.3 lies half-way.
 
+        >>> import torch
         >>> success, values = torch.tensor([[0.1, 0.1], [0.9, 0.1]]), torch.tensor([[1.0, 1.0], [0.0, 1.0]])
         >>> [round(value, 6) for value in at_passage(success, values, level=0.3, num_blocks=2).tolist()]
         [0.75, 1.0, 0.75]
     """
-    if not 2 <= num_blocks <= success.shape[1]:
-        raise ConfigError(f"{success.shape[1]} problems in {num_blocks} blocks: use 2 or more of 1 or more problems")
-    block = torch.arange(success.shape[1]) % num_blocks
-    keep = torch.cat([torch.ones(len(block), 1), block[:, None] != torch.arange(num_blocks)], dim=1).double()
-    ones, many = (each.double() @ (keep / keep.sum(0)) for each in (success, values))
+    keep = block_weights(success.shape[1], num_blocks)
+    ones, many = (each.double() @ keep for each in (success, values))
     if ones[:, 0].max() < level:
         return None
     return first_passage(ones, many, ones.max(0).values.clamp(max=level)[None])[0]
@@ -60,7 +56,7 @@ def mean_at_passage(
 ) -> BlockValues | None:
     """`at_passage` as the values of a run."""
     found = at_passage(success, values, level, num_blocks)
-    return None if found is None else BlockValues(value=found[0].item(), without=found[1:])
+    return None if found is None else BlockValues.of(found)
 
 
 def passage(
@@ -86,6 +82,7 @@ def locked_share(
         None as `at_passage`, or if less than `LEAST_LOSS` of pass@64 is lost without some block.
 
     Example:
+        >>> import torch
         >>> success = torch.linspace(0.1, 0.5, 3)[:, None].expand(3, 16)
         >>> locked, forgotten = (torch.tensor([0.0, -part, -part])[:, None].expand(3, 16) for part in (0.3, 0.1))
         >>> round(locked_share(success, locked, forgotten, level=0.3).value, 6)
@@ -94,5 +91,4 @@ def locked_share(
     found = [at_passage(success, part, level) for part in (locked, forgotten)]
     if found[0] is None or found[1] is None or bool((found[0] + found[1] > -LEAST_LOSS).any()):
         return None
-    share = (found[0] / (found[0] + found[1])).clamp(0, 1)
-    return BlockValues(value=share[0].item(), without=share[1:])
+    return BlockValues.of((found[0] / (found[0] + found[1])).clamp(0, 1))

@@ -45,7 +45,7 @@ def at_levels(
     return np.where(ones.max() >= levels, found, np.nan)
 
 
-def difference_band(before: Curves, after: Curves, *, seed: int = 0) -> Band:
+def difference_band(before: Curves, after: Curves) -> Band:
     """The mean over worlds of B − A at each level, and a simultaneous 95 % band over seeds, the worlds as they are.
 
     With n runs of a method in a world, their variance s² at level L, and W worlds,
@@ -62,7 +62,7 @@ def difference_band(before: Curves, after: Curves, *, seed: int = 0) -> Band:
         application to SVARs"; the multiplier bootstrap of Chernozhukov, Chetverikov and Kato 2013.
     Departure: t in place of the normal distribution, since a world has three runs of a method.
 
-    `before` is A, `after` is B; `seed` is that of the draws of the process.
+    `before` is A, `after` is B.
     """
     size = len(before)
     arms = [curves for method in (before, after) for curves in method.values()]
@@ -80,7 +80,7 @@ def difference_band(before: Curves, after: Curves, *, seed: int = 0) -> Band:
     half = np.full(len(mean), np.nan)
     if has_band.any():
         factors = np.concatenate(scaled, axis=1)[has_band] / np.sqrt(variance[has_band])[:, None]
-        alpha = _pointwise_level(factors, freedom[has_band], np.random.default_rng(seed))
+        alpha = _pointwise_level(factors, freedom[has_band], np.random.default_rng(0))
         half[has_band] = stdtrit(freedom[has_band], 1 - alpha / 2) * np.sqrt(variance[has_band])
     return Band(mean=mean, low=mean - half, high=mean + half)
 

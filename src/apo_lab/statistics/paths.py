@@ -21,6 +21,11 @@ class BlockValues:
     without: Float[Tensor, "blocks"]
     """The statistic without block b; `verdicts.pseudo_values` takes these."""
 
+    @classmethod
+    def of(cls, columns: Float[Tensor, "sets"]) -> "BlockValues":
+        """From the statistic of each set of `block_weights`."""
+        return cls(value=columns[0].item(), without=columns[1:])
+
 
 def first_passage(
     ones: Float[Tensor, "points *runs"], values: Float[Tensor, "points *runs"], levels: Float[Tensor, "levels *runs"]
@@ -57,11 +62,11 @@ def first_passage(
 
 
 def area(
-    ones: Float[Tensor, "points *runs"], many: Float[Tensor, "points *runs"], level: float, num_levels: int = NUM_LEVELS
+    ones: Float[Tensor, "points *runs"], many: Float[Tensor, "points *runs"], level: float
 ) -> Float[Tensor, "*runs"]:
     """Mean pass@k at equal pass@1, over levels of pass@1 from the base model's to `level`.
 
-        area = 1/n Σ_j y(L_j),   L_j = x_0 + (j + ½)/n·(level − x_0),   j = 0..n−1
+        area = 1/n Σ_j y(L_j),   L_j = x_0 + (j + ½)/n·(level − x_0),   j = 0..n−1,   n = NUM_LEVELS
 
     with y(L) of `first_passage`. It compares methods at the same pass@1, so a method that trains more slowly is not
     rewarded for it, and a level that a run never reaches counts 0.
@@ -70,7 +75,6 @@ def area(
         ones: pass@1 at the evaluation points, the base model first.
         many: pass@k there.
         level: the highest pass@1, fixed for all runs of a world before the first.
-        num_levels: n.
 
     Returns:
         In [0, 1].
@@ -87,7 +91,7 @@ def area(
     base = ones[0]
     if not bool((base < level).all()):
         raise ConfigError(f"level {level} is not above the base model's pass@1 {base.max():.4f}: set it higher")
-    shares = (torch.arange(num_levels, dtype=ones.dtype) + 0.5) / num_levels
+    shares = (torch.arange(NUM_LEVELS, dtype=ones.dtype) + 0.5) / NUM_LEVELS
     levels = base + shares.view(-1, *[1] * base.ndim) * (level - base)
     return first_passage(ones, many, levels).mean(0)
 
@@ -109,8 +113,8 @@ def leave_one_block_out(
     Raises:
         ConfigError: there are fewer problems than blocks, or as in `area`.
     """
-    keep = _block_weights(success.shape[1], num_blocks)
-    return _block_values(area(success.double() @ keep, exact_pass_at_k(success, k) @ keep, level))
+    keep = block_weights(success.shape[1], num_blocks)
+    return BlockValues.of(area(success.double() @ keep, exact_pass_at_k(success, k) @ keep, level))
 
 
 def last_leave_one_block_out(
@@ -125,15 +129,14 @@ def last_leave_one_block_out(
         >>> found.value, found.without.tolist()
         (0.625, [0.75, 0.5])
     """
-    return _block_values(exact_pass_at_k(success[-1], k) @ _block_weights(success.shape[1], num_blocks))
+    return BlockValues.of(exact_pass_at_k(success[-1], k) @ block_weights(success.shape[1], num_blocks))
 
 
-def _block_values(columns: Float[Tensor, "sets"]) -> BlockValues:
-    return BlockValues(value=columns[0].item(), without=columns[1:])
+def block_weights(num_problems: int, num_blocks: int) -> Float[Tensor, "problems sets"]:
+    """Weights of means over all problems (first column) and over those that are not in block b.
 
-
-def _block_weights(num_problems: int, num_blocks: int) -> Float[Tensor, "problems sets"]:
-    """Weights of means over all problems (first column) and over those that are not in block b."""
+    Problem i is in block i mod `num_blocks`. Raises `ConfigError` if there are fewer problems than blocks.
+    """
     if not 2 <= num_blocks <= num_problems:
         raise ConfigError(f"{num_problems} problems in {num_blocks} blocks: use 2 or more blocks of 1 or more problems")
     block = torch.arange(num_problems) % num_blocks

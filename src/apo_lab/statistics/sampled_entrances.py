@@ -1,6 +1,5 @@
 """What a policy loses at each entrance, where skills are estimated from samples behind it."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -15,7 +14,7 @@ NUM_RESAMPLES = 200
 
 
 def sampled_change(
-    before: Entrances, after: Entrances, k: int, num_forced: int, *, seed: int = 0
+    before: Entrances, after: Entrances, k: int, num_forced: int
 ) -> tuple[dict[str, Interval], dict[str, Float[Tensor, "entrances"]]]:
     """The parts `locked`, `opened`, `forgotten` and `learnt` of the change of pass@k, their sum, and those by entrance.
 
@@ -34,7 +33,6 @@ def sampled_change(
         after: the same entrances in the same order.
         k: ≥ 1, well below `num_forced`.
         num_forced: samples behind each entrance.
-        seed: of the draws.
 
     Source: the bootstrap correction of a bias, Efron and Tibshirani 1993, chapter 10.
 
@@ -48,7 +46,7 @@ def sampled_change(
         >>> parts["locked"].mean, parts["change"].mean
         (-0.25, -0.25)
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     change = change_of_pass_at_k(before, after, k).signed()
     of_before, of_after = (_resampled(entrances, num_forced, generator) for entrances in (before, after))
     again = change_of_pass_at_k(of_before, of_after, k).signed()
@@ -57,7 +55,9 @@ def sampled_change(
     }  # the sum of the means is the mean of the sums, so the parts still add up
     of_problems = {name: before.summed(part) for name, part in parts.items()}
     of_problems["change"] = torch.stack([*of_problems.values()]).sum(0)
-    return _intervals(of_problems), parts
+    values = torch.stack([*of_problems.values()], dim=1).clamp(-1, 1)  # a correction can lift one above 1
+    intervals = paired_intervals(torch.zeros_like(values), values)
+    return dict(zip(of_problems, intervals, strict=True)), parts
 
 
 def _resampled(entrances: Entrances, num_forced: int, generator: torch.Generator) -> Entrances:
@@ -72,9 +72,3 @@ def _resampled(entrances: Entrances, num_forced: int, generator: torch.Generator
         skill=counts / num_forced,
         num_problems=entrances.num_problems * NUM_RESAMPLES,
     )
-
-
-def _intervals(of_problems: Mapping[str, Float[Tensor, "problems"]]) -> dict[str, Interval]:
-    values = torch.stack([*of_problems.values()], dim=1).clamp(-1, 1)  # a correction can lift one above 1
-    intervals = paired_intervals(torch.zeros_like(values), values)
-    return dict(zip(of_problems, intervals, strict=True))

@@ -16,9 +16,35 @@ from apo_lightning.metrics.intervals import Interval, mean_intervals
 CONFIDENCE = 0.95
 MIN_STANDARD_ERROR = 1e-9
 """A smaller standard error is rounding: seeds and problems agree."""
-Part = tuple[Float[Tensor, "columns"], float]
+Part = tuple[Float[Tensor, "*columns"], float]
 """An estimated variance of the mean and its degrees of freedom."""
-_Total = tuple[Float[Tensor, "columns"], Float[Tensor, "columns"]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedEstimate:
+    """A mean over seeds and problems, or a difference of two, with its variance."""
+
+    mean: float
+    variance: float
+    """V of `seed_mean_intervals`."""
+    freedom: float
+    """Its df."""
+
+    @property
+    def standard_error(self) -> float:
+        """√V; NaN if nothing varies."""
+        found = math.sqrt(self.variance)
+        return math.nan if found <= MIN_STANDARD_ERROR else found
+
+    @property
+    def p_value(self) -> float:
+        """Two-sided, of a mean of 0: P(|t_df| ≥ |mean|/√V); NaN if nothing varies."""
+        return 2 * float(stdtr(self.freedom, -abs(self.mean) / self.standard_error))
+
+    def interval(self, confidence: float = CONFIDENCE) -> Interval:
+        """mean ± t_{(1 + confidence)/2, df}·√V; the ends are NaN if nothing varies."""
+        half = float(stdtrit(self.freedom, (1 + confidence) / 2)) * self.standard_error
+        return Interval(mean=self.mean, low=self.mean - half, high=self.mean + half)
 
 
 def seed_mean_intervals(
@@ -75,13 +101,11 @@ def seed_mean_intervals(
     count = len(tables)
     by_seed = torch.stack([table.mean(1) for table in tables]).mean(0)
     of_problems = [variance_of_mean(table.mean(0)) for table in tables]
-    over_both = _intervals(
+    over_both = estimates(
         by_seed.mean(0),
-        *_error(
-            seeds=[variance_of_mean(by_seed)],
-            problems=[(variance / count**2, freedom) for variance, freedom in of_problems],
-            both=torch.stack([residual_variance(table) for table in tables]).sum(0) / count**2,
-        ),
+        seeds=[variance_of_mean(by_seed)],
+        problems=[(variance / count**2, freedom) for variance, freedom in of_problems],
+        both=torch.stack([residual_variance(table) for table in tables]).sum(0) / count**2,
     )
     alone = [mean_intervals(t.mean(0), lowest=lowest, highest=highest) for t in tables]
     over_problems = [_mean_of(intervals) for intervals in zip(*alone, strict=True)]
@@ -92,62 +116,8 @@ def seed_mean_intervals(
             low=max(lowest, float(np.fmin(both.low, problems.low))),
             high=min(highest, float(np.fmax(both.high, problems.high))),
         )
-        for both, problems in zip(over_both, over_problems, strict=True)
+        for both, problems in zip((each.interval() for each in over_both), over_problems, strict=True)
     ]
-
-
-def seed_difference_intervals(
-    before: Float[Tensor, "seeds_a problems_a columns"], after: Float[Tensor, "seeds_b problems_b columns"]
-) -> list[Interval]:
-    """Interval of the mean difference of method B and method A, each with its own seeds, paired by problem.
-
-    With d_i = ȳ_B,i − ȳ_A,i and the variances of `seed_mean_intervals`,
-
-        V_P = var_i(d_i)/I,   V_E = Σ_m MS_m/(S_m·I)
-        V   = max(V_A + V_B + V_P − V_E, V_A + V_B, V_P)
-        Δ ± t_{0.975, df}·√V
-        df  = max(1, (V_A + V_B + V_P)²/(V_A²/(S_A−1) + V_B²/(S_B−1) + V_P²/(I−1)))
-
-    A method with one seed adds no V: it stands for that checkpoint only. With one seed each use
-    `intervals.paired_interval`, which is about the two checkpoints.
-
-    Source, departure: as `seed_mean_intervals`.
-
-    Args:
-        before: scores in [0, 1] of A.
-        after: of B, on the same problems in the same order.
-
-    Returns:
-        Of mean(B) − mean(A), one per column, within [−1, 1]; the ends are NaN if V = 0 or there is one problem.
-
-    Raises:
-        ConfigError: neither has two seeds, the problems differ in number, or a score is not finite.
-
-    Example:
-        >>> before, after = torch.zeros(1, 4, 1), torch.tensor([[0.0, 0.5, 0.5, 1.0], [0.5, 0.5, 0.5, 0.5]])[:, :, None]
-        >>> (interval,) = seed_difference_intervals(before, after)
-        >>> interval.mean, round(interval.low, 2), round(interval.high, 2)
-        (0.5, 0.18, 0.82)
-    """
-    tables = [_checked(before), _checked(after)]
-    if max(len(table) for table in tables) < 2:
-        raise ConfigError("one seed each: use paired_interval, which is about these two checkpoints")
-    if tables[0].shape[1] != tables[1].shape[1]:
-        raise ConfigError(
-            f"{tables[0].shape[1]} problems before and {tables[1].shape[1]} after: a paired interval needs the same"
-        )
-    several = [table for table in tables if len(table) > 1]
-    difference = tables[1].mean(0) - tables[0].mean(0)
-    intervals = _intervals(
-        difference.mean(0),
-        *_error(
-            seeds=[variance_of_mean(table.mean(1)) for table in several],
-            problems=[variance_of_mean(difference)],
-            both=torch.stack([residual_variance(table) for table in several]).sum(0),
-        ),
-    )
-    # The NaN of V = 0 must come first: `max` and `min` would drop it in the second place.
-    return [Interval(mean=i.mean, low=max(i.low, -1.0), high=min(i.high, 1.0)) for i in intervals]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,12 +135,14 @@ def seed_difference_test(
 ) -> DifferenceTest:
     """Test the mean over benchmarks of method B minus method A, paired by problem.
 
-    The terms of `seed_difference_intervals`, with V_A and V_B of the seeds' means over benchmarks, since a seed affects
-    all of them, and V_P = Σ_b V_b/B², V_E = Σ_b V_E,b/B²:
+    With d_i = ȳ_B,i − ȳ_A,i on problem i of a benchmark, and the variances of `seed_mean_intervals`,
 
-        p = P(|t_df| ≥ |Δ|/√V)
+        V_P = Σ_b var_i(d_i)/I_b/B²,   V_E = Σ_b Σ_m MS_m/(S_m·I_b)/B²
+        V   = max(V_A + V_B + V_P − V_E, V_A + V_B, V_P)
+        Δ ± t_{0.975, df}·√V,   p = P(|t_df| ≥ |Δ|/√V)
 
-    With one seed each V is V_P: the test is about these two checkpoints.
+    with the df of Satterthwaite. V_A and V_B are those of the seeds' means over benchmarks, since a seed affects all of
+    them. A method with one seed adds none: with one seed each the test is about these two checkpoints.
 
     Source, departure: as `seed_mean_intervals`; without the clipping and the widening.
 
@@ -189,32 +161,30 @@ def seed_difference_test(
         >>> round(test.difference.mean, 3), round(test.p_value, 3)
         (0.25, 0.092)
     """
-    tables = [[_checked(table[:, :, None]) for table in method] for method in (before, after)]
+    tables = [[_checked(table) for table in method] for method in (before, after)]
     if any(a.shape[1] != b.shape[1] for a, b in zip(*tables, strict=True)):
         raise ConfigError("a paired test needs the same problems before and after")
     count = len(tables[0])
     means = [torch.stack([table.mean(1) for table in method]).mean(0) for method in tables]
     differences = [b.mean(0) - a.mean(0) for a, b in zip(*tables, strict=True)]
     residuals = [residual_variance(table) for method in tables for table in method if len(table) > 1]
-    mean = (means[1].mean(0) - means[0].mean(0)).reshape(1)
-    std_error, freedom = _error(
+    (found,) = estimates(
+        means[1].mean(0) - means[0].mean(0),
         seeds=[variance_of_mean(each) for each in means if len(each) > 1],
         problems=[(v / count**2, df) for v, df in (variance_of_mean(each) for each in differences)],
-        both=torch.stack([torch.zeros(1, dtype=torch.float64), *residuals]).sum(0) / count**2,
+        both=torch.stack([torch.zeros((), dtype=torch.float64), *residuals]).sum(0) / count**2,
     )
-    t = (mean.abs() / std_error).numpy()
-    (interval,) = _intervals(mean, std_error, freedom)
-    return DifferenceTest(difference=interval, p_value=float(2 * stdtr(freedom.numpy(), -t)[0]))
+    return DifferenceTest(difference=found.interval(), p_value=found.p_value)
 
 
-def _checked(table: Float[Tensor, "seeds problems columns"]) -> Tensor:
+def _checked(table: Float[Tensor, "seeds problems *columns"]) -> Tensor:
     table = table.detach().double().cpu()
     if table.numel() == 0 or not bool(table.isfinite().all()):
         raise ConfigError("an interval over seeds and problems needs a finite score of every seed on every problem")
     return table
 
 
-def residual_variance(table: Float[Tensor, "seeds problems columns"]) -> Float[Tensor, "columns"]:
+def residual_variance(table: Float[Tensor, "seeds problems *columns"]) -> Float[Tensor, "*columns"]:
     """V_E of `seed_mean_intervals`: the variances by seed and by problem both contain it, so their sum has it twice."""
     num_seeds, num_problems = table.shape[:2]
     residual = table - table.mean(1)[:, None] - table.mean(0)[None] + table.mean((0, 1))
@@ -222,17 +192,20 @@ def residual_variance(table: Float[Tensor, "seeds problems columns"]) -> Float[T
     return mean_square / (num_seeds * num_problems)
 
 
-def variance_of_mean(values: Float[Tensor, "units columns"]) -> Part:
+def variance_of_mean(values: Float[Tensor, "units *columns"]) -> Part:
     """The variance of a mean of independent units and its df; NaN for a single unit."""
     count = len(values)
     variance = values.var(0) / count if count > 1 else torch.full_like(values[0], math.nan)
     return variance, float(max(1, count - 1))
 
 
-def total_variance(seeds: Sequence[Part], problems: Sequence[Part], both: Float[Tensor, "columns"]) -> _Total:
-    """The variance V of a mean over seeds and problems, and its df, as in `seed_mean_intervals`.
+def estimates(
+    mean: Float[Tensor, "*columns"], *, seeds: Sequence[Part], problems: Sequence[Part], both: Float[Tensor, "*columns"]
+) -> list[SeedEstimate]:
+    """The mean of each column with its V and df, as in `seed_mean_intervals`.
 
     Args:
+        mean: over seeds and problems.
         seeds: V_S of each method that the mean or difference contains; none: V is that of the problems.
         problems: V_P of each benchmark.
         both: V_E.
@@ -241,23 +214,9 @@ def total_variance(seeds: Sequence[Part], problems: Sequence[Part], both: Float[
     by_seed, by_problem = (torch.stack([v for v, _ in parts]).sum(0) for parts in (seeds or [zero], problems))
     variance = torch.maximum(by_seed + by_problem - both, torch.maximum(by_seed, by_problem))
     spread = torch.stack([v**2 / df for v, df in (*seeds, *problems)]).sum(0)
-    return variance, ((by_seed + by_problem) ** 2 / spread).clamp(min=1)
-
-
-def _error(
-    seeds: list[Part], problems: list[Part], both: Float[Tensor, "columns"]
-) -> tuple[Float[Tensor, "columns"], Float[Tensor, "columns"]]:
-    """√V and its degrees of freedom; NaN where V = 0."""
-    variance, freedom = total_variance(seeds, problems, both)
-    return torch.where(variance.sqrt() > MIN_STANDARD_ERROR, variance.sqrt(), math.nan), freedom
-
-
-def _intervals(
-    mean: Float[Tensor, "columns"], std_error: Float[Tensor, "columns"], freedom: Float[Tensor, "columns"]
-) -> list[Interval]:
-    half = torch.from_numpy(stdtrit(freedom.numpy(), (1 + CONFIDENCE) / 2)) * std_error
-    rows = torch.stack([mean, mean - half, mean + half], dim=1).tolist()
-    return [Interval(mean=mean, low=low, high=high) for mean, low, high in rows]
+    freedom = ((by_seed + by_problem) ** 2 / spread).clamp(min=1)
+    columns = zip(*(each.flatten().tolist() for each in (mean, variance, freedom)), strict=True)
+    return [SeedEstimate(mean=m, variance=v, freedom=df) for m, v, df in columns]
 
 
 def _mean_of(intervals: Sequence[Interval]) -> Interval:

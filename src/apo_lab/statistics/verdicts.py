@@ -7,11 +7,11 @@ from enum import StrEnum
 
 import torch
 from jaxtyping import Float
-from scipy.special import expit, stdtr, stdtrit
+from scipy.special import expit
 from torch import Tensor
 
 from apo_lab.statistics.multiplicity import holm
-from apo_lab.statistics.seeds import MIN_STANDARD_ERROR, residual_variance, total_variance, variance_of_mean
+from apo_lab.statistics.seeds import SeedEstimate, estimates, residual_variance, variance_of_mean
 from apo_lightning.errors import ConfigError
 from apo_lightning.metrics.intervals import Interval
 
@@ -22,7 +22,6 @@ MIN_SEEDS = 3
 LEVEL = 0.05
 """Probability of any `higher` or `lower` in a family without differences, and of each wrong `equivalent`."""
 MARGIN = 0.02
-CONFIDENCE = 0.95
 
 
 class Outcome(StrEnum):
@@ -88,28 +87,6 @@ class Verdict:
     """`multiplicity.holm` over the family."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Estimate:
-    mean: float
-    variance: float
-    freedom: float
-
-    @property
-    def standard_error(self) -> float:
-        """NaN if nothing varies."""
-        found = math.sqrt(self.variance)
-        return math.nan if found <= MIN_STANDARD_ERROR else found
-
-    @property
-    def p_value(self) -> float:
-        found = 2 * float(stdtr(self.freedom, -abs(self.mean) / self.standard_error))
-        return 1.0 if math.isnan(found) else found
-
-    def interval(self, confidence: float) -> Interval:
-        half = float(stdtrit(self.freedom, (1 + confidence) / 2)) * self.standard_error
-        return Interval(mean=self.mean, low=self.mean - half, high=self.mean + half)
-
-
 def pseudo_values(
     value: Float[Tensor, "*runs"], without: Float[Tensor, "*runs blocks"]
 ) -> Float[Tensor, "*runs blocks"]:
@@ -159,7 +136,7 @@ def mean_interval(arm: ArmScores) -> Interval:
         ConfigError: there is no world.
     """
     found = _over_worlds([_in_world([table.double()], table.double().mean(0)) for table in arm.tables.values()])
-    interval = found.interval(CONFIDENCE)
+    interval = found.interval()
     return Interval(mean=_expit(interval.mean), low=_expit(interval.low), high=_expit(interval.high))
 
 
@@ -167,7 +144,7 @@ def compare(before: ArmScores, after: ArmScores) -> Contrast:
     """The difference of two methods with their own seeds, on the same problems and in the same worlds.
 
     In one world, with z̄_m,b the mean over the seeds of method m of the pseudo-values of block b, d_b = z̄_B,b − z̄_A,b
-    and Δ = mean_b d_b, the variances are those of `seeds.seed_difference_intervals`, with blocks for problems:
+    and Δ = mean_b d_b, the variances are those of `seeds.seed_difference_test`, with blocks for problems:
 
         V_w = max(V_A + V_B + V_P − V_E, V_A + V_B, V_P),   df_w of Satterthwaite
 
@@ -185,7 +162,7 @@ def compare(before: ArmScores, after: ArmScores) -> Contrast:
     skewed scores of runs near a cliff in 0.08, and in 0.125 if arms differ 2.5 times as much between worlds
     (`benchmarks/accuracy/verdicts.py`).
 
-    Source: as `seeds.seed_difference_intervals`.
+    Source: as `seeds.seed_mean_intervals`.
 
     Raises:
         ConfigError: the arms have different worlds, or different blocks in a world.
@@ -205,11 +182,11 @@ def compare(before: ArmScores, after: ArmScores) -> Contrast:
         after=after.name,
         seeds=tuple(SeedCount(world=world, before=len(a), after=len(b)) for world, (a, b) in pairs.items()),
         reference=_expit(reference),
-        logit_difference=found.interval(CONFIDENCE),
+        logit_difference=found.interval(),
         standard_error=found.standard_error,
         freedom=found.freedom,
-        p_value=found.p_value,
-        difference=_points(reference, found.interval(CONFIDENCE)),
+        p_value=1.0 if math.isnan(found.p_value) else found.p_value,
+        difference=_points(reference, found.interval()),
         interval_90=_points(reference, found.interval(1 - 2 * LEVEL)),
     )
 
@@ -260,18 +237,18 @@ def _has_too_few_seeds(contrast: Contrast) -> bool:
     return any(min(count.before, count.after) < MIN_SEEDS for count in contrast.seeds)
 
 
-def _in_world(tables: Sequence[Float[Tensor, "_ blocks"]], by_block: Float[Tensor, "blocks"]) -> _Estimate:
+def _in_world(tables: Sequence[Float[Tensor, "_ blocks"]], by_block: Float[Tensor, "blocks"]) -> SeedEstimate:
     """The mean of `by_block`, which is made of the tables' means over seeds."""
-    columns = [table[:, :, None] for table in tables]
-    variance, freedom = total_variance(
-        seeds=[variance_of_mean(table.mean(1)) for table in columns],
-        problems=[variance_of_mean(by_block[:, None])],
-        both=torch.stack([residual_variance(table) for table in columns]).sum(0),
+    (found,) = estimates(
+        by_block.mean(),
+        seeds=[variance_of_mean(table.mean(1)) for table in tables],
+        problems=[variance_of_mean(by_block)],
+        both=torch.stack([residual_variance(table) for table in tables]).sum(0),
     )
-    return _Estimate(mean=by_block.mean().item(), variance=variance.item(), freedom=freedom.item())
+    return found
 
 
-def _over_worlds(found: Sequence[_Estimate]) -> _Estimate:
+def _over_worlds(found: Sequence[SeedEstimate]) -> SeedEstimate:
     if not found:
         raise ConfigError("an arm has no world: give it the runs of at least one")
     if len(found) == 1:
@@ -281,10 +258,10 @@ def _over_worlds(found: Sequence[_Estimate]) -> _Estimate:
     within = math.fsum(e.variance for e in found) / count**2
     mean = means.mean().item()
     if between > within:
-        return _Estimate(mean=mean, variance=between, freedom=float(count - 1))
+        return SeedEstimate(mean=mean, variance=between, freedom=float(count - 1))
     spread = math.fsum(e.variance**2 / e.freedom for e in found)
     freedom = (within * count**2) ** 2 / spread if spread > 0 else math.nan
-    return _Estimate(mean=mean, variance=within, freedom=freedom)
+    return SeedEstimate(mean=mean, variance=within, freedom=freedom)
 
 
 def _points(reference: float, difference: Interval) -> Interval:

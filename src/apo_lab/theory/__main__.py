@@ -39,16 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _draw(folder: Path) -> None:
-    """Write the figures as PNG and SVG."""
     # Imported here, so that checking statements does not need matplotlib.
-    from apo_lab.reporting.figures.canvas import encode
+    from apo_lab.reporting.figures.canvas import NamedFigure, save
     from apo_lab.theory.figures import FIGURES
 
-    folder.mkdir(parents=True, exist_ok=True)
     for name, draw in FIGURES.items():
-        figure = draw()
-        for file_format in ("png", "svg"):
-            write_atomically(folder / f"{name}.{file_format}", encode(figure, file_format))
+        save(NamedFigure(name, title="", caption="", figure=draw()), folder)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,9 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.types import AdvantageInputs
 
+GROUP, NSR = GroupNormalized(), SignedReward()
+PSR, POLICY_GRADIENT = SignedReward(positive_weight=1.0, negative_weight=0.0), SignedReward(positive_weight=1.0)
+"""Estimators of the statements and figures: GRPO's, errors alone, right answers alone, and A = ±1."""
 LONG = 2**20
 """A length limit that no completion here comes near."""
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from apo_lab.reporting.figures.canvas import panels, styled
 from apo_lab.reporting.names import METHODS
 from apo_lab.reporting.style import HAIRLINE, INK, KNOWN, QUIET
-from apo_lab.theory.expectations import expected_force
+from apo_lab.theory.expectations import GROUP, expected_force
 from apo_lab.theory.forces import token_forces
 from apo_lab.theory.problems import bandit, dist
-from apo_lab.theory.trajectories import NEUTRAL, TWO_VALID, VISITS, course, first_step, inner_steps
+from apo_lab.theory.trajectories import NEUTRAL, TWO_VALID, VISITS, course, first_step, inner_steps, ratios
 from apo_lightning import losses
-from apo_lightning.advantages import AdvantageEstimator, GroupNormalized, SignedReward
+from apo_lightning.advantages import AdvantageEstimator, SignedReward
 from apo_lightning.losses import GRPOKL, PolicyLoss
 
 GRPO, NSR, KL, APO, NAIVE = (KNOWN[METHODS[algo]] for algo in ("grpo", "nsr", "grpo_kl", "apo", "apo_naive"))
@@ -77,7 +77,7 @@ def _minor_branch(loss: PolicyLoss, rare: float) -> Tensor:
     """π of a branch under the exact force, from its reference probability Z on; both branches have the same Q."""
     ref = dist(1 - rare, rare)
     problem = bandit(ref, dist(0.5, 0.5))
-    path = inner_steps(ref.log()[None], lambda z: expected_force(problem, z, loss, GroupNormalized()), _ETA, _STEPS)
+    path = inner_steps(ref.log()[None], lambda z: expected_force(problem, z, loss, GROUP), _ETA, _STEPS)
     return path[:, 0].softmax(1)[:, 1]
 
 
@@ -91,22 +91,18 @@ def trust_region_figure() -> Figure:
     old, ref = dist(0.30, 0.50, 0.20), dist(0.05, 0.55, 0.40)
     penalty.axhline(1 / 6, color=QUIET, linewidth=0.6, linestyle=":")
     penalty.text(_FINE_ETA * _FINE_STEPS * 0.02, 1 / 6 - 0.02, "π_ref/π_old", fontsize=6.5, color=QUIET, va="top")
-    shown = [("no penalty", GRPO.line, _ratios(losses.GRPO(), old, ref)[:, 0])]
+    shown = [("no penalty", GRPO.line, ratios(losses.GRPO(), old, ref, _FINE_ETA, _FINE_STEPS)[:, 0])]
     for coef in (0.01, 0.1, 1.0):
-        ratios = _ratios(GRPOKL(kl_coef=coef, kl_estimator="full"), old, ref)
-        shown.append((f"KL × {coef:g}", KL.line, ratios[:, 0]))
+        penalised = ratios(GRPOKL(kl_coef=coef, kl_estimator="full"), old, ref, _FINE_ETA, _FINE_STEPS)
+        shown.append((f"KL × {coef:g}", KL.line, penalised[:, 0]))
     _draw(penalty, shown, "KL leaves the window", top=1.25)
-    ratios = _ratios(losses.APO(anchor_size=4), dist(0.90, 0.05, 0.03, 0.02), dist(0.4, 0.2, 0.2, 0.2))
+    old, ref = dist(0.90, 0.05, 0.03, 0.02), dist(0.4, 0.2, 0.2, 0.2)
+    held = ratios(losses.APO(anchor_size=4), old, ref, _FINE_ETA, _FINE_STEPS)
     quiet = {"color": QUIET, "linewidth": 1.0}
     names = {0: ("the error", APO.line), 1: ("likely anchor", quiet), 3: ("rare anchor", quiet)}
-    shown = [(name, look, ratios[:, token]) for token, (name, look) in names.items()]
-    _draw(anchored, shown, "APO's gate holds the error, not the anchors", top=1.05 * ratios.max().item())
+    shown = [(name, look, held[:, token]) for token, (name, look) in names.items()]
+    _draw(anchored, shown, "APO's gate holds the error, not the anchors", top=1.05 * held.max().item())
     return figure
-
-
-def _ratios(loss: PolicyLoss, old: Tensor, ref: Tensor) -> Tensor:
-    path = inner_steps(old.log(), lambda z: token_forces(loss, z, ref, 0, old_logits=old.log()), _FINE_ETA, _FINE_STEPS)
-    return path.softmax(1) / old
 
 
 def _draw(axes: Axes, shown: Sequence[Curve], title: str, top: float) -> None:
@@ -130,14 +126,14 @@ def extinction_figure() -> Figure:
         axes.set_xticks(_SIZES, [f"{size}" for size in _SIZES])
         axes.xaxis.set_minor_locator(NullLocator())
     drift.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    xlabel, group, nsr = "group size G (log scale)", GroupNormalized(), SignedReward()
+    xlabel = "group size G (log scale)"
     grpo, apo, naive = losses.GRPO(), losses.APO(), losses.APO(exclude_sampled=False)
-    methods = (("NSR", NSR, grpo, nsr), ("GRPO", GRPO, grpo, group), ("APO", APO, apo, group))
+    methods = (("NSR", NSR, grpo, SignedReward()), ("GRPO", GRPO, grpo, GROUP), ("APO", APO, apo, GROUP))
     shown = [(name, style.marked_line, _median_steps(loss, advantage)) for name, style, loss, advantage in methods]
     ylabel = "median steps until π < 0.001"
     curves(absolute, "A rarer valid branch", xlabel, ylabel, _SIZES, shown, ylim=(0, VISITS))
     methods = (("GRPO", GRPO, grpo), ("APO", APO, apo), ("APO, naive", NAIVE, naive))
-    shown = [(name, style.marked_line, _share_extinct(loss, group)) for name, style, loss in methods]
+    shown = [(name, style.marked_line, _share_extinct(loss)) for name, style, loss in methods]
     title, ylabel = "A branch on which nothing depends", f"extinct after {VISITS} visits"
     curves(drift, title, xlabel, ylabel, _SIZES, shown, ylim=(0, 0.65))
     return figure
@@ -151,10 +147,10 @@ def _median_steps(loss: PolicyLoss, advantage: AdvantageEstimator) -> torch.Tens
     return torch.stack(medians)
 
 
-def _share_extinct(loss: PolicyLoss, advantage: AdvantageEstimator) -> torch.Tensor:
+def _share_extinct(loss: PolicyLoss) -> torch.Tensor:
     shares = []
     for size in _SIZES:
-        rare, _ = course(NEUTRAL, loss, advantage, group_size=size, eta=3.0, replicates=2 * _REPLICATES)
+        rare, _ = course(NEUTRAL, loss, GROUP, group_size=size, eta=3.0, replicates=2 * _REPLICATES)
         shares.append((rare[-1] < 1 / (size * VISITS)).double().mean())
     return torch.stack(shares)
 

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from apo_lab.theory.expectations import sampled_force
+from apo_lab.theory.forces import token_forces
 from apo_lab.theory.problems import Tree, bandit, constant, dist
 from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.losses import PolicyLoss
@@ -45,6 +46,14 @@ def inner_steps(logits: Float[Tensor, "*shape"], force: Force, eta: float, count
     for _ in range(count):
         path.append(path[-1] + eta * force(path[-1]))
     return torch.stack(path)
+
+
+def ratios(
+    loss: PolicyLoss, old: Float[Tensor, "vocab"], ref: Float[Tensor, "vocab"], eta: float, count: int
+) -> Float[Tensor, "steps vocab"]:
+    """π/π_old of each token before and after each of `count` inner steps on the error 0."""
+    path = inner_steps(old.log(), lambda z: token_forces(loss, z, ref, 0, old_logits=old.log()), eta, count)
+    return path.softmax(1) / old
 
 
 def first_step(is_met: Bool[Tensor, "steps replicates"]) -> Float[Tensor, "replicates"]:

@@ -53,6 +53,14 @@ class ProblemSet:
     path: str | None = None
     hub: HubDataset | None = None
 
+    @property
+    def origin(self) -> str:
+        """Where the problems come from, for people: the name of the file, or the data set with its split."""
+        if self.path is not None:
+            return Path(self.path).name
+        assert self.hub is not None
+        return f"{self.hub.hub_id} ({self.hub.config or 'default'}, {self.hub.split})"
+
     def check(self) -> None:
         """Read the local file's first record only, so that a wrong file is refused at once.
 

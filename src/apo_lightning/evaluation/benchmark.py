@@ -124,8 +124,4 @@ class Benchmark:
 
     @property
     def _origin(self) -> str:
-        if self.path is not None:
-            return self.path.rpartition("/")[2]
-        if self.hub is not None:
-            return f"{self.hub.hub_id} ({self.hub.config or 'default'}, {self.hub.split})"
-        return f"{self.name}, held-out problems"
+        return f"{self.name}, held-out problems" if self._file is None else self._file.origin

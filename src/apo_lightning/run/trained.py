@@ -1,12 +1,11 @@
 """`run=…`: a training run whose policy is measured or exported, and its points in training."""
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -154,12 +153,11 @@ class TrainedRun:
         return model
 
 
-def record_settings(cfg: DictConfig, folder: Path) -> None:
+def record_settings(cfg: DictConfig, hydra: Any, overrides: Sequence[str], folder: Path) -> None:
     """Write what `TrainedRun.read` reads, as Hydra would: that writes it before a run that is refused has ended."""
-    hydra = HydraConfig.get()
-    composed = {"config": cfg, "hydra": OmegaConf.create({"hydra": hydra}), "overrides": hydra.overrides.task}
+    composed = {"config": cfg, "hydra": {"hydra": hydra}, "overrides": [*overrides]}
     for name, node in composed.items():
-        write_atomically(folder / ".hydra" / f"{name}.yaml", OmegaConf.to_yaml(node).encode())
+        write_atomically(folder / ".hydra" / f"{name}.yaml", OmegaConf.to_yaml(OmegaConf.create(node)).encode())
 
 
 def _read(path: Path) -> Any:

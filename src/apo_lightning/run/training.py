@@ -45,7 +45,9 @@ from apo_lightning.step.part import Part
 
 def main(cfg: DictConfig) -> None:
     """The command: train in the folder that Hydra has made for the job."""
-    train(cfg, Path(HydraConfig.get().runtime.output_dir), record=partial(record_settings, cfg))
+    hydra = HydraConfig.get()
+    record = partial(record_settings, cfg, hydra, hydra.overrides.task)
+    train(cfg, Path(hydra.runtime.output_dir), record=record)
 
 
 def train(cfg: DictConfig, output_dir: Path, record: Callable[[Path], None] | None = None) -> RLVRModule:

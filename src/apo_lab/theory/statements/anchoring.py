@@ -9,15 +9,12 @@ from torch import Tensor
 
 from apo_lab.losses import GridLoss
 from apo_lab.theory import closed_forms as form
-from apo_lab.theory.expectations import expected_force, sampled_force
+from apo_lab.theory.expectations import GROUP, POLICY_GRADIENT, expected_force, sampled_force
 from apo_lab.theory.forces import log_growth, pull_forces, token_forces
 from apo_lab.theory.problems import bandit, constant, dist, random_probs, random_states, seeded
 from apo_lab.theory.statements.statement import Reading, Truth, above, below, equal, statement
 from apo_lab.theory.trajectories import flow, inner_steps
-from apo_lightning.advantages import GroupNormalized, SignedReward
 from apo_lightning.losses import APO, GRPO, PolicyLoss
-
-GROUP = GroupNormalized()
 
 
 def cosine(one: Float[Tensor, "*tokens vocab"], other: Float[Tensor, "*tokens vocab"]) -> Float[Tensor, "*tokens"]:
@@ -113,13 +110,13 @@ def persistence() -> Iterator[Reading]:
 
     E pull on k ∝ P(error)·π_k·(1 − Π_S): it vanishes with the errors, with π_k, inside T_K, in all-wrong groups.
     """
-    loss, signed = APO(anchor_size=3), SignedReward(positive_weight=1.0, negative_weight=1.0)
-    problem = bandit(dist(0.3, 0.3, 0.2, 0.1, 0.1), dist(0, 1, 1, 0, 0))
+    loss, problem = APO(anchor_size=3), bandit(dist(0.3, 0.3, 0.2, 0.1, 0.1), dist(0, 1, 1, 0, 0))
 
     def on(probs: Tensor) -> float:
         """The expected pull on token 2 with all errors at A = −1: the difference of two losses."""
         both, push = (
-            expected_force(problem, probs.log()[None], x, signed)[0] for x in (loss, replace(loss, pull_coef=0.0))
+            expected_force(problem, probs.log()[None], x, POLICY_GRADIENT)[0]
+            for x in (loss, replace(loss, pull_coef=0.0))
         )
         return (both - push)[2].item()
 

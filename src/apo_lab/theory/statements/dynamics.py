@@ -5,21 +5,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from apo_lab.theory import closed_forms as form
-from apo_lab.theory.expectations import expected_force
+from apo_lab.theory.expectations import GROUP, NSR, POLICY_GRADIENT, expected_force
 from apo_lab.theory.forces import log_growth, token_forces
 from apo_lab.theory.problems import Tree, bandit, constant, dist, random_probs, seeded
 from apo_lab.theory.statements.statement import Reading, Truth, above, below, equal, same, statement
-from apo_lab.theory.trajectories import flow, inner_steps
-from apo_lightning.advantages import GroupNormalized, SignedReward
+from apo_lab.theory.trajectories import flow, inner_steps, ratios
 from apo_lightning.losses import APO, GRPO, GRPOKL, PolicyLoss
-
-GROUP = GroupNormalized()
-POLICY_GRADIENT = SignedReward(positive_weight=1.0, negative_weight=1.0)
-NSR = SignedReward()
 
 
 def entropy(probs: Tensor) -> float:
@@ -113,14 +107,6 @@ def penalty_against_reward() -> Iterator[Reading]:
     yield equal("share that agrees after collapse onto an error", sum(agreed) / len(agreed), 1.0)
 
 
-def _ratio_after(
-    loss: PolicyLoss, old: Float[Tensor, "vocab"], ref: Float[Tensor, "vocab"], *, eta: float, count: int
-) -> Tensor:
-    """π/π_old of each token after inner steps on the error 0."""
-    path = inner_steps(old.log(), lambda z: token_forces(loss, z, ref, 0, old_logits=old.log()), eta, count)
-    return path.softmax(1)[-1] / old
-
-
 @statement("C10", "KL leaves the trust region", Truth.CONDITIONAL, where="appendix B.4, case 1", figure="trust_region")
 def penalty_leaves_trust_region() -> Iterator[Reading]:
     """Where the clip is flat, KL pushes the ratio significantly beyond the window.
@@ -136,12 +122,12 @@ def penalty_leaves_trust_region() -> Iterator[Reading]:
     predicted = probs[0] * (gap[0] + kl) - (probs.square() * (gap + kl)).sum()
     yield equal("rate of log π_y under KL alone", log_growth(probs, force)[0], predicted)
     for coef, end, eta, count, tolerance in ((0.0, 0.794, 0.03, 100, 3e-3), (1.0, 1 / 6, 0.2, 350, 1e-3)):
-        at_end = _ratio_after(replace(penalty, kl_coef=coef), old, ref, eta=eta, count=count)[0]
+        at_end = ratios(replace(penalty, kl_coef=coef), old, ref, eta, count)[-1, 0]
         yield equal(f"r at the end, coefficient {coef:g}", at_end, end, tolerance)
-    weak = _ratio_after(replace(penalty, kl_coef=0.01), old, ref, eta=0.2, count=150)[0]
+    weak = ratios(replace(penalty, kl_coef=0.01), old, ref, 0.2, 150)[-1, 0]
     yield below("r at η·steps = 30, coefficient 0.01", weak, 0.8)
     for coef in (0.01, 1.0):
-        at_end = _ratio_after(replace(penalty, kl_coef=coef), old, old, eta=0.02, count=100)[0]
+        at_end = ratios(replace(penalty, kl_coef=coef), old, old, 0.02, 100)[-1, 0]
         yield equal(f"π_old = π_ref: r, coefficient {coef:g}", at_end, 0.795, 0.0055)
 
 
@@ -152,10 +138,10 @@ def adherence() -> Iterator[Reading]:
     the gate is on ρ: r stops at (1 − ε + βr_a)/λ; anchors' ratios, ρ > 1 + ε, a large step have no cap.
     """
     old, ref = dist(0.5, 0.3, 0.2), dist(0.6, 0.2, 0.2)
-    low = _ratio_after(APO(anchor_size=1), old, ref, eta=0.01, count=100)[0]
+    low = ratios(APO(anchor_size=1), old, ref, 0.01, 100)[-1, 0]
     yield equal("r where the gate shuts, empty S", low, (1 - 0.2) / 1.05, 2.5e-3)
     wide = dist(0.90, 0.05, 0.03, 0.02)
-    inside = _ratio_after(APO(anchor_size=4), wide, dist(0.4, 0.2, 0.2, 0.2), eta=0.04, count=150)
+    inside = ratios(APO(anchor_size=4), wide, dist(0.4, 0.2, 0.2, 0.2), 0.04, 150)[-1]
     stop = (1 - 0.2 + 0.1 * (wide * inside)[1:].sum().item() / 0.6) / 1.05
     yield equal("r where the gate shuts, S of 3", inside[0], stop, 2.5e-3)
     yield above("largest ratio of an anchor then", inside[1:].max(), 1.2)

@@ -7,16 +7,11 @@ import torch
 from torch import Tensor
 
 from apo_lab.theory import closed_forms as form
-from apo_lab.theory.expectations import cases, expected_force, sampled_force
+from apo_lab.theory.expectations import GROUP, NSR, PSR, cases, expected_force, sampled_force
 from apo_lab.theory.forces import token_forces
 from apo_lab.theory.problems import Tree, bandit, dist, random_probs, random_states, random_tokens, seeded
 from apo_lab.theory.statements.statement import Reading, Truth, above, below, equal, same, statement
-from apo_lightning.advantages import GroupNormalized, SignedReward
 from apo_lightning.losses import APO, GRPO, GRPOKL
-
-GROUP = GroupNormalized()
-NSR = SignedReward(positive_weight=0.0, negative_weight=1.0)
-PSR = SignedReward(positive_weight=1.0, negative_weight=0.0)
 
 
 @statement("F1", "Forces of one token", Truth.EXACT, where="Eqs. 1, 9, 23; the table of forces of this project")

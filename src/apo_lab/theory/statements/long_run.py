@@ -6,15 +6,14 @@ import torch
 from torch import Tensor
 
 from apo_lab.losses import GridLoss
-from apo_lab.theory.expectations import expected_force
+from apo_lab.theory.expectations import GROUP, NSR, expected_force
 from apo_lab.theory.forces import log_growth
 from apo_lab.theory.problems import bandit, constant, dist
 from apo_lab.theory.statements.statement import Reading, Truth, above, below, equal, statement
 from apo_lab.theory.trajectories import NEUTRAL, TWO_VALID, VISITS, course, first_step
-from apo_lightning.advantages import GroupNormalized, SignedReward
+from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.losses import APO, GRPO, GRPOKL
 
-GROUP, NSR = GroupNormalized(), SignedReward()
 _METHODS = {
     "GRPO": (GRPO(), GROUP, (0.1750, 0.1750, -0.2615, 0.0, 0.0)),
     "NSR (÷u)": (GRPO(), NSR, (0.0401, 0.0401, -0.7845, 0.0, 0.0)),
@@ -79,7 +78,7 @@ def recovery_times() -> Iterator[Reading]:
     both waiting times scale with 1/π_k; the pull is faster only if Z < ηβσ(1 − Π_S)/G.
     """
 
-    def median(loss: GRPO | APO, advantage: GroupNormalized | SignedReward, rare: float = 1e-2) -> float:
+    def median(loss: GRPO | APO, advantage: AdvantageEstimator, rare: float = 1e-2) -> float:
         """Steps until k, the only valid token, has a tenth of the probability."""
         start = torch.cat([dist(0.91 - rare, rare), constant(0.09 / 14, 14)])
         ref = torch.cat([dist(0.5, 0.125), constant(0.375 / 14, 14)])

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import torch
 
-from apo_lab.theory.expectations import sampled_force
+from apo_lab.theory.expectations import GROUP, NSR, POLICY_GRADIENT, sampled_force
 from apo_lab.theory.forces import log_growth, token_forces
 from apo_lab.theory.problems import Tree, bandit, constant, dist, random_probs, random_tokens, seeded
 from apo_lab.theory.statements.statement import Reading, Truth, above, equal, same, statement
-from apo_lightning.advantages import GroupNormalized, SignedReward
+from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.losses import APO, GRPO
 
 PUSH = GRPO()
@@ -107,14 +107,14 @@ def in_a_group() -> Iterator[Reading]:
     problem = bandit(probs, (torch.arange(40) % 2).double())
     logits = probs.log().expand(300, 1, -1)
 
-    def unsampled(loss: GRPO | APO, advantage: GroupNormalized | SignedReward) -> torch.Tensor:
+    def unsampled(loss: GRPO | APO, advantage: AdvantageEstimator) -> torch.Tensor:
         force = sampled_force(problem, logits, loss, advantage, 8, seeded(15))[:, 0]
         # A tail of 1e-6 and less is sampled at most once in 400 replicates.
         return (force[:, probs < 1e-4] / probs[probs < 1e-4]).abs().median()
 
-    yield equal("|f_k|/π_k of unsampled k, GRPO", unsampled(PUSH, GroupNormalized()))
-    yield equal("the same, NSR", unsampled(PUSH, SignedReward()), 1.0)
-    yield above("the same, APO", unsampled(APO(), GroupNormalized()), 0.01)
+    yield equal("|f_k|/π_k of unsampled k, GRPO", unsampled(PUSH, GROUP))
+    yield equal("the same, NSR", unsampled(PUSH, NSR), 1.0)
+    yield above("the same, APO", unsampled(APO(), GROUP), 0.01)
 
 
 @statement("C6", "Absorbing state", Truth.FALSE, where="appendix B.2, sampling barrier")
@@ -124,13 +124,13 @@ def absorbing_state() -> Iterator[Reading]:
     at N·π = 1 the chance of no draw is (1 − 1/N)^N; unvisited prefixes are frozen, visited ones are not.
     """
     generator, uniform = seeded(18), constant(1 / 8, 8)
-    right, reward = bandit(uniform, torch.ones_like(uniform)), SignedReward(positive_weight=1.0)
-    force = sampled_force(right, uniform.log().expand(100000, 1, -1), PUSH, reward, 8, generator)
+    right = bandit(uniform, torch.ones_like(uniform))
+    force = sampled_force(right, uniform.log().expand(100000, 1, -1), PUSH, POLICY_GRADIENT, 8, generator)
     # The force is the mean of e_y − π, which is −π_k at a token k that was not sampled.
     missed = ((force[:, 0, 0] + 1 / 8).abs() < 1e-12).double().mean()
     yield equal("no draw of k in 8 at π_k = 1/8", missed, (1 - 1 / 8) ** 8, 6e-3)
     tree = Tree(ref=random_probs(7, 6, generator), success=(torch.rand(36, generator=generator) < 0.5).double())
-    pairs = sampled_force(tree, tree.ref.log().expand(200, -1, -1), PUSH, SignedReward(), 2, generator)
+    pairs = sampled_force(tree, tree.ref.log().expand(200, -1, -1), PUSH, NSR, 2, generator)
     moved = pairs.abs().amax(2) > 0
     yield equal("prefixes of depth 1 that two completions move: most of 6", float(moved[:, 1:].sum(1).max()), 2.0)
     yield above("smallest |f| on what they move", pairs[moved].abs().min(), 0.0, tolerance=0.0)
