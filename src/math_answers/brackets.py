@@ -156,8 +156,8 @@ class Brackets(Expressions):
         if name == "cases":
             if any(len(line) > 2 or (line[1:] and line[1].head not in _CONDITIONS) for line in rows):
                 raise UnreadError("a row of cases")
-            lines = tuple(Node("case", line) if len(line) == 2 else line[0] for line in rows)
-            return Node("list", lines) if len(lines) > 1 else lines[0]
+            lines = [Node("case", line) if len(line) == 2 else line[0] for line in rows]
+            return Node("list", tuple(lines)) if len(lines) > 1 else lines[0]
         if len({len(line) for line in rows}) != 1:
             raise UnreadError("rows of several lengths")
         return Node("matrix", (len(rows[0]), *(cell for line in rows for cell in line), name == "vmatrix"))
