@@ -6,8 +6,17 @@ import pandas as pd
 import pytest
 
 from apo_lab.editions.protocol import Stage, load_protocol
+from apo_lab.reporting.laboratory import levels
 from apo_lab.reporting.laboratory.figures import worlds_figure
-from apo_lab.reporting.laboratory.levels import Group, differences_table, groups, means_table, worlds_table
+from apo_lab.reporting.laboratory.levels import (
+    Group,
+    differences_table,
+    drawn_groups,
+    groups,
+    level_tables,
+    means_table,
+    worlds_table,
+)
 from apo_lab.reporting.laboratory.reading import ArmRuns, Edition
 from apo_lab.reporting.laboratory.shortfall import shortfall_table
 from apo_lab.reporting.style import styles_of
@@ -148,3 +157,12 @@ def test_the_cliff_of_grpo_is_at_four_fifths_to_nine_tenths_of_the_best_single_s
     shares = [row.cells[4].value for row in table.rows if row.cells[0].text == "GRPO"]
     assert len(shares) == 4
     assert all(0.84 < share < 0.90 for share in shares)
+
+
+def test_worlds_with_few_evaluation_points_have_cliffs_and_no_levels(full, monkeypatch):
+    # The runs of a language model go from 28 to 46 % between two evaluation points.
+    monkeypatch.setattr(levels, "WIDEST_GAP", -1.0)
+    sparse = replace(full, num_refused=0)  # another edition for the caches
+    assert drawn_groups(sparse) == []
+    assert [table.name for table in level_tables(sparse)] == ["lab_worlds"]
+    assert level_tables(sparse)[0].rows

@@ -119,10 +119,15 @@ def groups(edition: Edition) -> list[Group]:
 
 @cache
 def drawn_groups(edition: Edition) -> list[Group]:
+    """Those of `compared_groups` that are dense."""
+    return [group for group in compared_groups(edition) if group.is_dense]
+
+
+@cache
+def compared_groups(edition: Edition) -> list[Group]:
     """The groups of worlds of the stage `main` and of those whose policies are averaged.
 
-    Those of several L* that are not decoded, of one arm or that are not dense are left out, and so are averages of a
-    part of the model.
+    Those of several L* that are not decoded or of one arm are left out, and so are averages of a part of the model.
     """
     stages = [stage for stage in edition.protocol.stages if stage.name == MAIN or stage.is_averaged]
     found = []
@@ -132,7 +137,7 @@ def drawn_groups(edition: Edition) -> list[Group]:
             by_name = {arm.name: arm for arm in arms if arm.name in (m := method_of(arm.name), m + AVERAGED)}
             level = min(levels) if len(levels) == 1 else np.nan
             found.append(Group(name=edition.group_name(worlds), stage=stage, worlds=worlds, level=level, arms=by_name))
-    return [group for group in found if group.is_dense]
+    return found
 
 
 def pair_name(pair: tuple[str, str]) -> str:
@@ -153,7 +158,7 @@ def best_single_strategy(world: World) -> float:
 def level_tables(edition: Edition) -> list[Table]:
     """Two tables for each group of worlds with one L*, and one of the worlds where one strategy solves the most."""
     made = [table for group in groups(edition) for table in (means_table(group), differences_table(group))]
-    return [*made, worlds_table(edition, drawn_groups(edition))]
+    return [*made, worlds_table(edition, compared_groups(edition))]
 
 
 def means_table(group: Group) -> Table:
