@@ -41,12 +41,10 @@ class Brackets(Expressions):
         self.depth_of_lists -= 1
         closing = self.take().text
         opening, closing = _PRINTED.get(opening, opening), _PRINTED.get(closing, closing)
-        opening_mark, closing_mark = opening, closing
         if closing not in (")", "]", "["):
             raise UnreadError("a bracket that is not closed")
-        # ]2, 5[ is (2, 5).
+        turned = opening == "]" or closing == "["  # ]2, 5[ is (2, 5)
         opening, closing = {"]": "("}.get(opening, opening), {"[": ")"}.get(closing, closing)
-        turned = opening != opening_mark or closing != closing_mark
         if found.head != "list":
             if opening + closing in ("()", "[]"):
                 is_label = found.head in ("words", "symbol") and len(found.args) == 1 and len(found.args[0]) == 1
@@ -89,19 +87,16 @@ class Brackets(Expressions):
 
     def number_set(self, name: str) -> Node:
         """All reals, or those above 0."""
+        x, operator, bound = Node("symbol", ("x",)), None, number(0)
         if name == "R" and self.is_next("_") and self.peek(1).text == "{":
             self.at += 2
             operator, bound = self.relation_operator(), self.sum()
             self.expect("}")
-            return Node(
-                "builder", (Node("symbol", ("x",)), Node("relation", ((operator,), Node("symbol", ("x",)), bound)))
-            )
-        if name == "R" and self.is_next("^") and self.peek(1).text in ("+", "-"):
+        elif name == "R" and self.is_next("^") and self.peek(1).text in ("+", "-"):
             operator = "<" if self.peek(1).text == "-" else ">"
             self.at += 2
-            return Node(
-                "builder", (Node("symbol", ("x",)), Node("relation", ((operator,), Node("symbol", ("x",)), number(0))))
-            )
+        if operator is not None:
+            return Node("builder", (x, Node("relation", ((operator,), x, bound))))
         return Node("words", ("all real numbers",)) if name == "R" else Node("symbol", (f"set {name}",))
 
     def set(self) -> Node:

@@ -8,6 +8,7 @@ from math_answers.lexer import Token
 from math_answers.nodes import Node, UnreadError, number
 from math_answers.stream import END, decimal
 from math_answers.tables import ACCENTS, FUNCTIONS, GREEK, VECTORS
+from math_answers.values import names_in
 
 
 class Commands(Brackets):
@@ -118,12 +119,10 @@ class Commands(Brackets):
 
     def is_name_in_braces(self) -> bool:
         """A letter, a Greek one, or the points of a segment."""
-        end = 1
+        end = 1 + (self.peek(1).kind == "command" and self.peek(1).text in GREEK)
         while self.peek(end).kind in ("letter", "word") and (self.peek(end).text.isupper() or end == 1):
             end += 1
-        return (
-            end > 1 or (self.peek(1).kind == "command" and self.peek(1).text in GREEK and (end := 2) > 1)
-        ) and self.peek(end).text == "}"
+        return end > 1 and self.peek(end).text == "}"
 
     def finite_sum(self, name: str) -> Node:
         """A sum or product between limits."""
@@ -140,14 +139,15 @@ class Commands(Brackets):
             or variable.args[1].head not in ("symbol", "constant")
         ):
             raise UnreadError(rf"\{name}")
+        if any(variable.args[1].args[0] in index.partition("_")[2] for _, index in names_in(body)):
+            raise UnreadError("a sum of terms with an index")
         return Node("call", (name, variable.args[1], variable.args[2], high, body))
 
     def function(self, name: str) -> Node:
         """A function with its power, base and arguments."""
         if name == "sqrt":
             return self.root()
-        base: Node | None = None
-        power: Node | None = None
+        base = power = None
         if name == "log" and self.takes("_"):
             if self.takes("{"):
                 base = self.sum()

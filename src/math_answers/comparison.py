@@ -406,7 +406,12 @@ def _same_case(gold: Node, answer: Node) -> bool:
 
 
 def _same_congruence(gold: Node, answer: Node) -> bool:
-    return gold.head == answer.head and all(map(same_or_equal, gold.args, answer.args))
+    if gold.head != answer.head or not all(map(same_or_equal, gold.args[::2], answer.args[::2])):
+        return False
+    one, other, modulus = exact(gold.args[1]), exact(answer.args[1]), exact(gold.args[2])
+    if one is None or other is None or not modulus:
+        return same_or_equal(gold.args[1], answer.args[1])
+    return (one - other) % modulus == 0
 
 
 def _same_ratio(gold: Node, answer: Node) -> bool:

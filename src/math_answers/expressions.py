@@ -333,22 +333,13 @@ class Expressions(Stream):
             text, ahead = text + digits, ahead + 2
             if "." in digits:
                 break
-        if ahead and self.peek(ahead).text != "," and not token.text.startswith("0"):
-            self.at += ahead
-            return decimal(text)
-        return decimal(token.text)
+        is_one = ahead and self.peek(ahead).text != "," and not token.text.startswith("0")
+        self.at += ahead if is_one else 0
+        return decimal(text if is_one else token.text)
 
     def letter(self, name: str) -> Node:
         """A symbol, a constant or a function of what stands in parentheses."""
-        if (
-            name in _CALLED
-            and self.is_next("^")
-            and self.peek(1).text == "{"
-            and self.peek(2).text == "-"
-            and self.peek(3).text == "1"
-            and self.peek(4).text == "}"
-            and self.peek(5).text == "("
-        ):
+        if name in _CALLED and "".join(self.peek(ahead).text for ahead in range(6)) == "^{-1}(":
             self.at += 5
             return self.called(f"inverse {name}")
         if name in _CALLED and self.is_next("(") and not self.next.space:

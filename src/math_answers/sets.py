@@ -73,7 +73,7 @@ def pieces(node: Node, as_interval: bool) -> list[Piece] | None:
         return _piece(args[1], args[0][0] == "[", args[2], args[0][1] == "]")
     if head == "tuple" and len(args) == 2 and as_interval:
         return _piece(args[0], False, args[1], False)
-    if head == "set" and args:
+    if head == "set":
         values = [_constant(arg) for arg in args]
         return [Piece(value, True, value, True) for value in values] if as_interval else None
     if head in ("union", "intersection", "difference"):

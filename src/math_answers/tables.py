@@ -83,7 +83,9 @@ _COUNTED = """one two three four five six seven eight nine ten eleven twelve thi
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 NUMERALS = {word: place for place, word in enumerate(_COUNTED.split(), start=1)}
 NUMERALS |= {word: 10 * place for place, word in enumerate(_TENS.split(), start=2)} | {"hundred": 100}
-PARTS = {"half": 2, "halves": 2, "third": 3, "thirds": 3, "quarter": 4, "quarters": 4, "fifth": 5, "fifths": 5}
+PARTS = {
+    "half": 2, "third": 3, "thirds": 3, "quarter": 4, "quarters": 4, "fourth": 4, "fourths": 4, "fifth": 5, "fifths": 5,
+}  # fmt: skip
 """Behind a number in words: two thirds."""
 WORDS = _list(
     """all always april august black blue both circle convergent converges december decreasing defined divergent
@@ -100,10 +102,13 @@ NAMES = _list(
     mass energy force power density temperature"""
 )
 """Words that name a value before an equals sign."""
-FILLERS = _list("the answer is it option choice exactly equal equals to there a an on final exists")
+FILLERS = _list(
+    """the answer is it option choice exactly equal equals to there a an on final exists quadrant quadrants statement
+    statements only"""
+)
 """Words around an answer that say nothing."""
 SYNONYMS = {
-    "negativeinfinity": "-infinity", "minusinfinity": "-infinity",
+    "negativeinfinity": "-infinity", "positiveinfinity": "infinity", "minusinfinity": "-infinity",
     "nosolution": "emptyset", "nosolutions": "emptyset", "none": "emptyset", "norealsolution": "emptyset",
     "norealsolutions": "emptyset", "emptyset": "emptyset",
 }  # fmt: skip

@@ -22,7 +22,11 @@ _FOR_ALL = r",?\s*\\text\s*\{,?\s*for (?:all|any|every)(?: real| constant)?\s*\}
 _RULES = tuple(
     (re.compile(pattern, re.DOTALL), replacement)
     for pattern, replacement in (
-        (r"\{([-+:=.])\}", r"\1"),
+        (r"(?:\\text\s*)?\{([-+:=.])\}", r"\1"),
+        (r"^\s*(?:=|\{\})|\\(?:blacksquare|square|checkmark)\s*$", ""),
+        (r"\.\.\.", r"\\ldots "),
+        (r"\\rm\s*\{", r"\\mathrm{"),
+        (r"\\mathcal\s*\{?O\}?", "O"),
         (r"\\colon(?![A-Za-z])", ":"),
         (r"\\not\s*=", r"\\ne "),
         (r"\^\s*\{\s*\\prime\s*\}|\^\s*\\prime(?![A-Za-z])", "'"),
@@ -81,7 +85,7 @@ def _plain(char: str) -> str:
     return wide if len(wide) == 1 and ord(wide) < 128 else (" " if char.isspace() else char)
 
 
-_PUNCTUATION = re.compile(r"(?:(?<!\\)[.,;:]|\\[.,;: ])$")
+_PUNCTUATION = re.compile(r"(?:(?<!\\)(?<!\.\.)[.,;:]|\\[.,;: ])$")
 _WRAPPERS = (
     ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ('"', '"'), ("“", "”"),
     ("*", "*"),

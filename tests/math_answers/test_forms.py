@@ -286,6 +286,20 @@ SAME: dict[str, dict[str, list[str]]] = {
         "24.33": [r"\approx 24.33", "x ≈ 24.33"],
         r"\sqrt{2}": [r"\sqrt2 \approx 1.414"],
     },
+    "unions with an empty part": {
+        "(0,3)": [r"(0,3)\cup\emptyset", r"\varnothing\cup(0,3)"],
+        r"(-\infty,-1]\cup[4,\infty)": [r"(-\infty,-1]\cup\emptyset\cup[4,+\infty)"],
+        r"\emptyset": [r"\emptyset\cup\emptyset"],
+    },
+    "residues": {r"x \equiv 3 \pmod{7}": [r"x \equiv -4 \pmod{7}", r"x \equiv 10 \pmod 7"]},
+    "words that say nothing": {
+        r"\text{III}": [r"\text{Quadrant III}"],
+        r"\text{I and III only}": [r"\text{Only I and III}", r"\text{Statements I and III}"],
+        r"2, 5, 8, \ldots": ["2, 5, 8, ..."],
+        "3": ["=3", r"3\quad\blacksquare"],
+        "12 cm": [r"12\,\rm{cm}"],
+        r"O(n\log n)": [r"\mathcal{O}(n \log n)"],
+    },
     "marks around an answer": {
         "5": [r"\therefore x = 5", r"\implies 5", r"5^{\text{th}}", r"\begin{aligned}5\end{aligned}"],
         "f(x)=0": [r"f(x)=0 \text{ for all real } x", r"f(x) = 0 \quad \forall x"],
@@ -343,6 +357,8 @@ DIFFERENT: dict[str, dict[str, list[str]]] = {
         r"\ln 2": [r"\sum_{k=1}^{70}\frac1{k2^k}"],
         "1": [r"\zeta(100)"],
     },
+    "sums of terms with an index": {r"2^m a_i": [r"\sum_{i=0}^{m} \binom{m}{i} a_i"]},
+    "residues": {r"x \equiv 3 \pmod{7}": [r"x \equiv 4 \pmod{7}", r"x \equiv 3 \pmod{14}", r"y \equiv 3 \pmod 7"]},
     "letters": {
         r"\text{A and C}": [r"\text{the and C}"],
         "5": [r"\overline{5}"],
