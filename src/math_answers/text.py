@@ -42,7 +42,7 @@ _RULES = tuple(
         (r"&\s*=", "="),
         (r"\\[hm]space\s*\{[^{}]*\}", " "),
         (r"^\s*(?:\\(?:therefore|implies|Rightarrow)(?![A-Za-z])|[∴⇒])", ""),
-        (rf"(?:{_FOR_ALL})\s*[A-Za-z]\s*$", ""),
+        (rf"(?:{_FOR_ALL})\s*[A-Za-z]\s*(?:\\in\s*\\mathbb\s*\{{?[RZNQC]\}}?\s*)?$", ""),
         (r"\^\s*\{?\s*\\text\s*\{\s*(?:st|nd|rd|th)\s*\}\s*\}?", ""),
         # The label of a choice and its value.
         (r"^(?:\\text\s*\{\s*)?([A-J])[.)]\s*\}?\s+(?=\S)", r"(\1) "),
