@@ -26,6 +26,10 @@ _RULES = tuple(
         (r"^\s*(?:=|\{\})|\\(?:blacksquare|square|checkmark)\s*$", ""),
         (r"\.\.\.", r"\\ldots "),
         (r"\\rm\s*\{", r"\\mathrm{"),
+        (r"\\(?:Pr|mathbb\s*\{?P\}?|operatorname\s*\{Pr\})(?=\s*\()", "P"),
+        (r"\\mathbb\s*\{?E\}?\s*\[([^][]*)\]", r"E(\1)"),
+        (r"^([0-9][0-9.,]*)\s*\(([a-z ]+)\)$", r"\1\\text{ \2}"),
+        (r"(?<=[0-9])'(?=[0-9]{3}(?:'[0-9]{3})*$)", ""),
         (r"\\mathcal\s*\{?O\}?", "O"),
         (r"\\colon(?![A-Za-z])", ":"),
         (r"\\not\s*=", r"\\ne "),
@@ -68,12 +72,8 @@ def clean(answer: str) -> str:
 def _plain(char: str) -> str:
     if char in _SYMBOLS:
         return _SYMBOLS[char]
-    if unicodedata.name(char, "").startswith("GREEK "):
-        *_, case, _, letter = (
-            ["", "", *unicodedata.name(char).split()][-4:] if " LETTER " in unicodedata.name(char) else ["", "", "", ""]
-        )
-        name = letter.capitalize() if case == "CAPITAL" else letter.lower()
-        return rf"\{name} " if name else char
+    if greek := re.fullmatch(r"GREEK (SMALL|CAPITAL) LETTER (?:FINAL )?([A-Z]+)", unicodedata.name(char, "")):
+        return rf"\{greek[2].capitalize() if greek[1] == 'CAPITAL' else greek[2].lower()} "
     if ord(char) < 128:
         return char
     if unicodedata.category(char) == "No":  # ½

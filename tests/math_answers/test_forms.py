@@ -297,7 +297,12 @@ SAME: dict[str, dict[str, list[str]]] = {
         r"\text{I and III only}": [r"\text{Only I and III}", r"\text{Statements I and III}"],
         r"2, 5, 8, \ldots": ["2, 5, 8, ..."],
         "3": ["=3", r"3\quad\blacksquare"],
-        "12 cm": [r"12\,\rm{cm}"],
+        "12 cm": [r"12\,\rm{cm}", "12 (cm)"],
+        "9 (apples)": ["9", "9 apples"],
+        "1234567": ["1'234'567"],
+        r"\frac14": [r"\Pr(A)=\frac14", r"\mathbb P(A)=\frac14"],
+        "5": [r"\mathbb{E}[X]=5"],
+        r"f(x)=2x \text{ for all } x\in\mathbb{R}": [r"f(x)=2x\quad\forall x\in\mathbb{R}", "f(x)=2x"],
         r"O(n\log n)": [r"\mathcal{O}(n \log n)"],
     },
     "marks around an answer": {
