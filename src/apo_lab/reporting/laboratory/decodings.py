@@ -78,7 +78,7 @@ def _by_world(arm: ArmRuns) -> np.ndarray:
 
 def _cell(arm: ArmRuns, num_worlds: int) -> Cell:
     means = _by_world(arm)
-    return mean_cell(PER_CENT * means, count=arm.runs["passage"].notna().sum(), marked=len(means) < num_worlds)
+    return mean_cell(PER_CENT * means, count=int(arm.runs["passage"].notna().sum()), marked=len(means) < num_worlds)
 
 
 def _means_table(edition: Edition, stage: Stage, worlds: Sequence[str]) -> Table:
