@@ -36,8 +36,8 @@ def find_checkpoint(
     `config` is this run's, as nested plain data, and `identity` that of its model, data and code.
 
     Raises:
-        ConfigError: the named folder has no usable checkpoint, its settings, model or data differ, or `resume` is None
-            and `output_dir` has checkpoints that would be overwritten.
+        ConfigError: the named folder has no usable checkpoint, its settings, model or data differ, or `output_dir` is
+            that of another run, which would be overwritten.
     """
     found = _find(resume, output_dir, config)
     if found is not None:
@@ -47,30 +47,36 @@ def find_checkpoint(
 
 def _find(resume: str | None, output_dir: Path, config: Mapping[str, Any]) -> Checkpoint | None:
     own = output_dir / "checkpoints"
-    if resume is None:
-        own_checkpoints = complete_checkpoints(own)[0] or snapshots_of(output_dir)[0]
-        if own_checkpoints:
-            raise ConfigError(
-                f"{output_dir} holds checkpoints of an earlier run (newest: {own_checkpoints[-1].folder.name}): "
-                "continue it with resume=auto, or choose another hydra.run.dir"
-            )
-        if (output_dir / "metrics.csv").is_file():
-            raise ConfigError(
-                f"{output_dir} holds the metrics.csv of an earlier run, which this one would overwrite: choose another "
-                "hydra.run.dir, or give resume=auto to start that run again"
-            )
-        return None
     if resume == "auto":
         return _newest_usable(own, config)
+    if resume is None:
+        _require_new(output_dir)
+        return None
     folder = Path(resume).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"resume={resume}: no such folder; give auto, or the folder of a run or of a checkpoint")
+    if not folder.resolve().is_relative_to(output_dir.resolve()):
+        _require_new(output_dir)
     if (folder / MANIFEST).is_file() or folder.name.startswith("step_"):
         return _checked(Checkpoint(folder=folder, header=read_header(folder)), config)
     checkpoint = _newest_usable(folder / "checkpoints", config)
     if checkpoint is None:
         raise ConfigError(f"resume={resume}: {folder / 'checkpoints'} has no complete checkpoint")
     return checkpoint
+
+
+def _require_new(output_dir: Path) -> None:
+    own_checkpoints = complete_checkpoints(output_dir / "checkpoints")[0] or snapshots_of(output_dir)[0]
+    if own_checkpoints:
+        raise ConfigError(
+            f"{output_dir} holds checkpoints of an earlier run (newest: {own_checkpoints[-1].folder.name}): "
+            "continue it with resume=auto, or choose another hydra.run.dir"
+        )
+    if (output_dir / "metrics.csv").is_file():
+        raise ConfigError(
+            f"{output_dir} holds the metrics.csv of an earlier run, which this one would overwrite: choose another "
+            "hydra.run.dir, or give resume=auto to start that run again"
+        )
 
 
 def _newest_usable(root: Path, config: Mapping[str, Any]) -> Checkpoint | None:

@@ -210,6 +210,11 @@ def test_what_cannot_be_gone_on_from_is_one_line(uninterrupted, tmp_path):
     newest = complete_checkpoints(folder / "checkpoints")[0][-1].folder
     with pytest.raises(ConfigError, match=r"holds checkpoints of an earlier run \(newest: step_000003\)"):
         run(folder)
+    # Its last step is that of this run too: the export here would pass for the other's.
+    other = shutil.copytree(folder, tmp_path / "other")
+    with pytest.raises(ConfigError, match=r"holds checkpoints of an earlier run \(newest: step_000003\)"):
+        run(folder, f"resume={other}")
+    assert run(folder, f"resume={newest}").keys()
     with pytest.raises(ConfigError, match=r"other settings: algo.loss.pull_coef is 0.1 there and 0.05 here"):
         run(tmp_path, f"resume={newest}", "algo.loss.pull_coef=0.05")
     # What decides memory alone may differ: the next refusal is reached.
