@@ -164,8 +164,6 @@ class Commands(Brackets):
             if f"arc{name}" not in FUNCTIONS:
                 raise UnreadError(rf"\{name}^{{-1}}")
             return Node("call", (f"arc{name}", *arguments))
-        if name in ("arsinh", "arcosh", "artanh"):
-            name = f"arc{name[2:]}"
         if name == "lg":
             name, base = "log", number(10)
         if name == "log":

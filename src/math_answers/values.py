@@ -1,12 +1,13 @@
 r"""Numbers of an expression: exact where it is rational, else at points, with a precision that follows its size."""
 
+import contextlib
 import functools
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 import mpmath
@@ -277,6 +278,7 @@ _FUNCTIONS = {
     "sin": mpmath.sin, "cos": mpmath.cos, "tan": mpmath.tan, "cot": mpmath.cot, "sec": mpmath.sec, "csc": mpmath.csc,
     "arcsin": mpmath.asin, "arccos": mpmath.acos, "arctan": mpmath.atan, "arccot": mpmath.acot, "arcsec": mpmath.asec,
     "arccsc": mpmath.acsc, "arcsinh": mpmath.asinh, "arccosh": mpmath.acosh, "arctanh": mpmath.atanh,
+    "arsinh": mpmath.asinh, "arcosh": mpmath.acosh, "artanh": mpmath.atanh,
     "sinh": mpmath.sinh, "cosh": mpmath.cosh, "tanh": mpmath.tanh, "coth": mpmath.coth,
     "sech": mpmath.sech, "csch": mpmath.csch, "exp": mpmath.exp, "abs": abs, "floor": mpmath.floor,
     "ceiling": mpmath.ceil, "sgn": mpmath.sign, "zeta": mpmath.zeta, "Re": mpmath.re, "Im": mpmath.im,
@@ -312,10 +314,7 @@ def _product(head: str, left: Any, right: Any) -> Any:
 
 
 def names_in(node: Any, kind: str = "symbol") -> Iterator[tuple[str, str]]:
-    """(kind, name) of the symbols of an expression; kind is vector, integer, rounded, small, kinked or symbol.
-
-    The exponent of a negative number is an integer.
-    """
+    """(kind, name) of the symbols: vector, integer (also above a negative number), rounded, small, kinked or symbol."""
     if not isinstance(node, Node):
         return
     if node.head in ("symbol", "vector"):
@@ -326,20 +325,23 @@ def names_in(node: Any, kind: str = "symbol") -> Iterator[tuple[str, str]]:
     if node.head == "power" and kind in ("symbol", "kinked"):
         base, exponent = node.args
         yield from names_in(base, kind)
-        yield from names_in(exponent, "integer" if base.head == "number" and base.args[0] < 0 else "small")
+        yield from names_in(exponent, "integer" if (exact(base) or 0) < 0 else "small")
         return
     for arg in node.args:
         yield from names_in(arg, kind)
 
 
 def constants_in(node: Any) -> Iterator[Fraction]:
-    """The absolute values of the numbers of an expression, and of its rational parts."""
-    if isinstance(node, Node) and node.head in OPERATIONS | {"number", "call"}:
-        known = exact(node)
-        if known is not None:
-            yield abs(known)
-        for arg in node.args if known is None or node.head != "number" else ():
-            yield from constants_in(arg)
+    """The absolute values of the numbers of an expression, and of its parts without a symbol."""
+    if not isinstance(node, Node) or node.head not in OPERATIONS | {"number", "call", "constant"}:
+        return
+    known = exact(node)
+    if known is None and not any(True for _ in names_in(node)):
+        with contextlib.suppress(ZeroDivisionError, ValueError, OverflowError, TypeError):  # infinity, a vector
+            known = Fraction(str(mpmath.nstr(abs(Evaluation({}).of(node)), 20)))
+    yield from () if known is None else [abs(known)]
+    for arg in node.args if node.head != "number" else ():
+        yield from constants_in(arg)
 
 
 def has_i(node: Any) -> bool:
@@ -356,7 +358,7 @@ _SMALL = ("0.7310585786", "0.3183098862", "0.9159655942", "0.1234567891", "0.577
 STEPPED = ("integer", "rounded", "kinked")
 """Kinds of symbols whose expressions change suddenly."""
 NUM_POINTS = 10
-MOST_POINTS, MOST_CONSTANT = 40, 10**15
+MOST_POINTS, MOST_CONSTANT = 600, 10**30
 """Of `points_of_change`, and of the constants that they follow."""
 _INTEGERS = (6, 10, 15, 4, 9, 12, 8, 14, 5, 7)
 
@@ -389,15 +391,17 @@ def points(names: dict[str, str]) -> Iterator[Point]:
 def points_of_change(names: dict[str, str], constants: set[Fraction]) -> Iterator[Point]:
     """Points around which floors, remainders, binomials and absolute values with these constants change.
 
-    One symbol at a time is at, just below or just above a constant, twice a constant or a common multiple of all, or
-    half a constant away from a whole number; the others are as at one of `points`.
+    One symbol at a time is at, just below or just above a constant, twice a constant or a common multiple of all, of
+    either sign, or half a constant from a whole number; the others are as at one of `points`. Raises TooLargeError.
     """
-    whole = sorted(int(c) for c in constants if c.denominator == 1 and 1 < c <= MOST_CONSTANT)
-    centres = [*whole, *(2 * c for c in whole), min(math.lcm(*whole), MOST_CONSTANT)]
-    values = dict.fromkeys(Fraction(centre + by) for centre in centres for by in (0, -1, 1))
-    values |= dict.fromkeys(7 + sign * c / 2 for c in sorted(constants) if 0 < c < 1 for sign in (-1, 1))
-    for index, value in enumerate(islice(values, MOST_POINTS)):
-        for name in sorted(name for name, kind in names.items() if kind in STEPPED):
-            if value.denominator == 1 or names[name] != "integer":
-                others = next(islice(points(names), index % NUM_POINTS, None))
-                yield {**others, name: mpmath.mpf(value.numerator) / value.denominator}
+    stepped = sorted(name for name, kind in names.items() if kind in STEPPED)
+    lcm = math.lcm(*(int(c) for c in constants if c.denominator == 1 and c > 1))
+    centres = {Fraction(lcm), *(times * c for c in constants for times in (1, 2))}
+    values = sorted({sign * (centre + by) for centre in centres for by in (-1, 0, 1) for sign in (-1, 1)})
+    values += [7 + sign * c / 2 for c in sorted(constants) if 0 < c < 1 for sign in (-1, 1)]
+    if len(values) * len(stepped) > MOST_POINTS or max(centres) > MOST_CONSTANT:
+        raise TooLargeError("steps at too many or too large numbers")
+    for index, (value, name) in enumerate(product(values, stepped)):
+        if value.denominator == 1 or names[name] != "integer":
+            others = next(islice(points(names), index % NUM_POINTS, None))
+            yield {**others, name: mpmath.mpf(value.numerator) / value.denominator}

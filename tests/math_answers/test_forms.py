@@ -254,6 +254,7 @@ SAME: dict[str, dict[str, list[str]]] = {
         r"\frac{2^n+(-1)^n}{3}": [r"\frac{(-1)^n+2^n}{3}"],
         r"\frac{(-1)^{n+1}}{n}": [r"-\frac{(-1)^n}{n}", r"\frac{(-1)^{n-1}}{n}"],
         r"4\cdot(-3)^{n-1}": ["4(-3)^{n-1}"],
+        r"1+(-\frac12)^n": [r"(-\frac12)^n+1"],
     },
     "steps": {
         r"\lfloor \frac{n}{9}\rfloor": [
@@ -294,7 +295,6 @@ SAME: dict[str, dict[str, list[str]]] = {
     "residues": {r"x \equiv 3 \pmod{7}": [r"x \equiv -4 \pmod{7}", r"x \equiv 10 \pmod 7"]},
     "words that say nothing": {
         r"\text{III}": [r"\text{Quadrant III}"],
-        r"\text{I and III only}": [r"\text{Only I and III}", r"\text{Statements I and III}"],
         r"2, 5, 8, \ldots": ["2, 5, 8, ..."],
         "3": ["=3", r"3\quad\blacksquare"],
         "12 cm": [r"12\,\rm{cm}", "12 (cm)"],
@@ -341,7 +341,9 @@ DIFFERENT: dict[str, dict[str, list[str]]] = {
         "n": [r"n\bmod 100", r"\min(n,100)", r"\gcd(n,720720)"],
         r"\gcd(n,11)": ["1", r"\gcd(n,13)"],
         r"\gcd(n,16)": [r"\gcd(n,32)", r"\gcd(n,8)"],
+        r"\max(n,0)": [r"\max(n,-100)", "n"],
         "50-x": ["|x-50|"],
+        "x": [r"\max(x,-30.5)", r"\max(x,e^{20})"],
         r"\ln|x|": [r"\ln(-x)", r"\ln x"],
     },
     "brackets in products": {r"\frac{5}{2}": [r"(2)\frac12"], r"-\frac{1}{4}": [r"(-1)\frac34"], "23": ["2(3)"]},
@@ -368,6 +370,7 @@ DIFFERENT: dict[str, dict[str, list[str]]] = {
         r"\text{A and C}": [r"\text{the and C}"],
         "5": [r"\overline{5}"],
         "abc": [r"\text{ABC}"],
+        r"\text{only if}": [r"\text{if}"],
         "42": [r"\approx 42"],
     },
     "numbers": {
@@ -594,3 +597,8 @@ def test_what_is_made_by_rule_is_accepted_if_it_is_equal_and_else_refused(gold: 
     }
     assert [text for text, verdict in found["equal"].items() if verdict != "correct"] == []
     assert [text for text, verdict in found["other"].items() if verdict not in ("incorrect", "unparsed")] == []
+
+
+@pytest.mark.parametrize("answer", [r"\max(x,-e^{200})", r"\min(x,10^{40})", "+".join(f"|x-{k}|" for k in range(90))])
+def test_steps_beyond_all_points_are_not_computed_and_so_not_equal(answer):
+    assert explain("x" if "{" in answer else answer.replace("89", "91"), answer).status in ("timeout", "incorrect")

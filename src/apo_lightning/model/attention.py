@@ -81,9 +81,11 @@ class AttentionLayout:
             for (own, prompt), first in shapes.items()
             if own > 0
         )
-        end = groups[-1].start + groups[-1].prompt_length + sum(groups[-1].completion_lengths)
-        of_all = _positions([beginning], end - beginning, device), _positions([0], beginning, device)
-        return cls(segments=tuple(segments), shared=(*shared, *([of_all] if beginning else ())))
+        found = [*shared]
+        if beginning:
+            behind = groups[-1].start + groups[-1].prompt_length + sum(groups[-1].completion_lengths) - beginning
+            found.append((_positions([beginning], behind, device), _positions([0], beginning, device)))
+        return cls(segments=tuple(segments), shared=tuple(found))
 
 
 def _positions(starts: Sequence[int], length: int, device: torch.device) -> Int[Tensor, "_ _"]:
