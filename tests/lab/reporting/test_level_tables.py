@@ -7,7 +7,7 @@ import pytest
 
 from apo_lab.editions.protocol import Stage, load_protocol
 from apo_lab.reporting.laboratory import levels
-from apo_lab.reporting.laboratory.figures import worlds_figure
+from apo_lab.reporting.laboratory.figures import laboratory_figures, worlds_figure
 from apo_lab.reporting.laboratory.levels import (
     Group,
     differences_table,
@@ -166,3 +166,26 @@ def test_worlds_with_few_evaluation_points_have_cliffs_and_no_levels(full, monke
     assert drawn_groups(sparse) == []
     assert [table.name for table in level_tables(sparse)] == ["lab_worlds"]
     assert level_tables(sparse)[0].rows
+
+
+def test_what_begins_below_does_not_fall(full):
+    narrow = replace(full, curves=full.curves.assign(strategy_entropy=0.5))
+    rows = worlds_table(narrow, groups(narrow)[:1]).rows
+    assert {cell.text for row in rows for cell in row.cells[1:3]} == {"–"}
+    assert any(row.cells[3].value for row in rows)
+
+
+def test_runs_that_end_at_a_pass_at_1_are_drawn_each_by_itself_where_their_points_lie_far_apart(full, monkeypatch):
+    def names(edition):
+        return {figure.name for figure in laboratory_figures(edition)}
+
+    ends_early = (full.curves["world"] == "locks_a") & (full.curves["seed"] == full.runs["seed"].min())
+    uneven = replace(full, curves=full.curves[~ends_early | (full.curves["step"] < 20)])
+    assert full.ends_at_a_step(full.protocol.stage("main"))
+    assert not uneven.ends_at_a_step(uneven.protocol.stage("main"))
+    assert {"lab_best_locks", "lab_levels_locks"} <= names(full)
+    assert names(uneven) - {"lab_runs_main"} < names(full)
+    assert not {"lab_best_locks", "lab_runs_main"} & names(uneven)
+    monkeypatch.setattr(levels, "WIDEST_GAP", -1.0)
+    assert "lab_runs_main" in names(replace(uneven, num_refused=0))
+    assert "lab_runs_main" not in names(replace(full, num_refused=0))

@@ -20,7 +20,16 @@ from apo_lab.reporting.figures.canvas import (
 )
 from apo_lab.reporting.laboratory.decodings import decodings_figures
 from apo_lab.reporting.laboratory.layers import layers_figures
-from apo_lab.reporting.laboratory.levels import EVERY, EXPLORED, OF_ONE_KIND, Group, best_single_strategy, drawn_groups
+from apo_lab.reporting.laboratory.levels import (
+    EVERY,
+    EXPLORED,
+    LOST,
+    OF_ONE_KIND,
+    Group,
+    best_single_strategy,
+    compared_groups,
+    drawn_groups,
+)
 from apo_lab.reporting.laboratory.lost import lost_figures
 from apo_lab.reporting.laboratory.reading import ArmRuns, Edition, arm_name
 from apo_lab.reporting.names import BASE
@@ -37,7 +46,7 @@ def laboratory_figures(edition: Edition) -> list[NamedFigure]:
     by_level = [_of_group(group, edition.protocol.worlds, styles) for group in drawn_groups(edition)]
     of_questions = [_of_question(edition, question, styles) for question in edition.protocol.questions]
     lost = [*decodings_figures(edition), *lost_figures(edition), *layers_figures(edition)]
-    return [*by_level, *lost, *(figure for figure in of_questions if figure)]
+    return [*by_level, *_of_single_runs(edition, styles), *lost, *(figure for figure in of_questions if figure)]
 
 
 def _of_group(group: Group, worlds: Mapping[str, World], styles: Styles) -> NamedFigure:
@@ -72,6 +81,51 @@ def worlds_figure(group: Group, worlds: Mapping[str, World], styles: Styles) -> 
     grid[0].set_ylabel("pass@64")
     solid = {label: replace(style, dash=()) for label, style in styles.items()}
     method_legend(figure, solid, [arm_name(name) for name in group.trained], most_columns=4 if len(grid) > 1 else 2)
+    return figure
+
+
+def _of_single_runs(edition: Edition, styles: Styles) -> list[NamedFigure]:
+    """Each run by itself where its points are too few for a mean at a level, and no step is the last of all."""
+    shown = [
+        (group, world)
+        for group in compared_groups(edition)
+        if not group.is_dense and not edition.ends_at_a_step(group.stage)
+        for world in group.worlds
+        if edition.protocol.worlds[world].family in OF_ONE_KIND
+    ]
+    if not shown:
+        return []
+    return [
+        NamedFigure(
+            f"lab_runs_{shown[0][0].stage.name}",
+            f"{EXPLORED}: every run, from the base model to its last step",
+            "A line a run, a marker an evaluation. pass@1 is a share of that of the best single strategy, which the "
+            f"panel names. Dotted: L*, and pass@64 of {LOST:.0%}.",
+            runs_figure(shown, edition.protocol.worlds, styles),
+        )
+    ]
+
+
+@styled
+def runs_figure(shown: Sequence[tuple[Group, str]], worlds: Mapping[str, World], styles: Styles) -> Figure:
+    """A panel a world: pass@64 of each run against its pass@1, as a share of the best single strategy's."""
+    figure, grid = panels(len(shown), height=2.3, most_columns=2)
+    for axes, (group, world) in zip(grid, shown, strict=True):
+        single = best_single_strategy(worlds[world])
+        dotted = {"color": QUIET, "linewidth": 0.8, "linestyle": (0, DOTTED), "zorder": 1}
+        axes.axvline(worlds[world].level / single, **dotted)
+        axes.axhline(LOST, **dotted)
+        for name in group.trained:
+            style = styles[arm_name(name)]
+            look = {"color": style.color, "linewidth": 0.7, "markersize": 3, "zorder": 2 + style.rank}
+            for _, points in group.arms[name].within([world]).by_run():
+                axes.plot(points["pass@1"] / single, points["pass@64"], marker=style.marker, **look)
+        axes.set_title(f"{world}: {single:.1%}")
+        axes.set_xlabel("pass@1 ÷ best single strategy's")
+        ticks_in_per_cent(axes.yaxis)
+    grid[0].set_ylabel("pass@64")
+    solid = {label: replace(style, dash=()) for label, style in styles.items()}
+    method_legend(figure, solid, {arm_name(name) for group, _ in shown for name in group.trained}, most_columns=4)
     return figure
 
 
@@ -115,8 +169,8 @@ def _of_question(edition: Edition, question: Question, styles: Styles) -> NamedF
     is_averaged = any(name != method_of(name) for name in arms)
     dots = " Dotted: averages of the last policy with the base model." if is_averaged else ""
     worlds = [edition.protocol.worlds[name] for name in question.worlds]
-    if stage.is_decoded:
-        return None  # runs end at a pass@1, not at a step, so that no mean over steps is one over runs
+    if not edition.ends_at_a_step(stage):
+        return None  # no mean by step is one over all runs: `_of_group` and `_of_single_runs` draw these
     return NamedFigure(
         f"lab_{question.key}",
         f"{question.text} ({edition.group_name(question.worlds)})",

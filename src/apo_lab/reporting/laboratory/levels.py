@@ -280,8 +280,10 @@ def _cliff_row(arm: ArmRuns, single: float, section: str) -> TableRow:
 
 
 def _fall(points: Frame, metric: str, below: float) -> tuple[float, float]:
-    """Step and pass@1 where a metric first falls to a value, between two evaluation points; NaN if it does not."""
+    """Step and pass@1 where a metric first falls to a value, between two points; NaN if it does not or begins below."""
     falling, steps, ones = (points[name].to_numpy(float) for name in (metric, "step", "pass@1"))
+    if falling[0] < below:
+        return np.nan, np.nan
     step, one = (at_levels(-falling, values, np.array([-below])).item() for values in (steps, ones))
     return step, one
 

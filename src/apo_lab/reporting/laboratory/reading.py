@@ -184,10 +184,18 @@ class Edition:
         }
         return {worlds: arms for worlds, arms in found.items() if arms}
 
+    def ends_at_a_step(self, stage: Stage) -> bool:
+        """Whether the stage's runs of a world have equally many evaluation points; they may end at a pass@1 instead."""
+        lengths = self.curves.merge(self._trained(stage)[[*KEY]], on=[*KEY]).groupby([*KEY], as_index=False).size()
+        return bool((lengths.groupby("world")["size"].nunique() == 1).all())
+
     def num_done(self, stage: Stage) -> int:
-        """Finished runs of a stage; an average of weights, or another decoding, is no run."""
-        is_run = (self.runs["stage"] == stage.name) & ~self.runs["method"].str.contains("+", regex=False)
-        return int(is_run.sum())
+        """Finished runs of a stage."""
+        return len(self._trained(stage))
+
+    def _trained(self, stage: Stage) -> Frame:
+        """Rows of its runs: an average of weights, or another decoding, is none."""
+        return self.runs[(self.runs["stage"] == stage.name) & ~self.runs["method"].str.contains("+", regex=False)]
 
 
 def read_edition(folder: Path, protocol: Protocol, registration: str) -> Edition:
