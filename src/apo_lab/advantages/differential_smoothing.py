@@ -1,17 +1,18 @@
 """Differential smoothing: flatten the distribution over right answers, sharpen that over wrong ones."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from apo_lightning.errors import ConfigError
+from apo_lightning.common.ranges import Checked, Within
 from apo_lightning.types import AdvantageInputs
 
 
 @dataclass(frozen=True)
-class DifferentialSmoothing:
+class DifferentialSmoothing(Checked):
     """An adjustment of advantages (see `Adjusted`) by the log-probability of the whole completion.
 
         A ← A − correct_coef·log π_rollout(y)   where correct,   A + incorrect_coef·log π_rollout(y)   elsewhere
@@ -39,13 +40,8 @@ class DifferentialSmoothing:
         tensor([[ 1.2000, -1.4000]])
     """
 
-    correct_coef: float | int
-    incorrect_coef: float | int
-
-    def __post_init__(self) -> None:
-        for name, coef in (("correct_coef", self.correct_coef), ("incorrect_coef", self.incorrect_coef)):
-            if not 0 <= coef < float("inf"):
-                raise ConfigError(f"{name} is {coef}: give a finite number of at least 0; the sign is the verdict's")
+    correct_coef: Annotated[float | int, Within("[0, inf)", "the sign is the verdict's")]
+    incorrect_coef: Annotated[float | int, Within("[0, inf)", "the sign is the verdict's")]
 
     def __call__(
         self, inputs: AdvantageInputs, values: Float[Tensor, "prompts group"]

@@ -2,19 +2,20 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from jaxtyping import Float
 from torch import Tensor
 
 from apo_lightning.advantages.estimator import Wrapper
-from apo_lightning.errors import ConfigError
+from apo_lightning.common.ranges import Checked, OneOf, Within
 from apo_lightning.types import AdvantageInputs, Advantages
 
 SCALED = ("reward", "advantage")
 
 
 @dataclass(frozen=True)
-class InverseFrequency(Wrapper):
+class InverseFrequency(Checked, Wrapper):
     """An estimator whose rewards, or whose advantages, are divided by f^alpha.
 
         f = number of the group's completions with this final answer, 1 where none was found
@@ -49,14 +50,8 @@ class InverseFrequency(Wrapper):
         tensor([[ 0.1667,  0.1667,  0.3333, -1.0000]])
     """
 
-    alpha: float | int = 1.0
-    scaled: str = "reward"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha < float("inf"):
-            raise ConfigError(f"alpha is {self.alpha}: give a finite exponent of at least 0, such as 1")
-        if self.scaled not in SCALED:
-            raise ConfigError(f"scaled is {self.scaled!r}: choose one of {', '.join(SCALED)}")
+    alpha: Annotated[float | int, Within("[0, inf)", "such as 1")] = 1.0
+    scaled: Annotated[str, OneOf(SCALED)] = "reward"
 
     @property
     def punishes_correct(self) -> bool:

@@ -2,16 +2,18 @@
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 from jaxtyping import Float
 from torch import Tensor
 
+from apo_lightning.common.ranges import Checked, Within
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import AdvantageInputs
 
 
 @dataclass(frozen=True)
-class PassAtKWeight:
+class PassAtKWeight(Checked):
     """An adjustment of advantages that weighs a prompt by ∂pass@k/∂p = k·(1 − p)^(k−1), estimated from its group.
 
         A ← A·k·C(n−c, k−1)/C(n, k−1)   for c correct of n
@@ -40,11 +42,7 @@ class PassAtKWeight:
         tensor(0.7143)
     """
 
-    k: int
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ConfigError(f"k is {self.k}: pass@k needs a k of at least 1")
+    k: Annotated[int, Within("[1, inf)")]
 
     def check(self, group_size: int) -> None:
         """Refuse a k whose weight cannot be estimated from the group."""

@@ -1,17 +1,17 @@
 """Outcome-based exploration within a group: a penalty on final answers that several completions give."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
 
-from apo_lightning.errors import ConfigError
+from apo_lightning.common.ranges import Checked, Within
 from apo_lightning.types import AdvantageInputs
 
 
 @dataclass(frozen=True)
-class RepeatedAnswers:
+class RepeatedAnswers(Checked):
     """An adjustment of advantages: a penalty on a final answer that others of the group give too.
 
         A ← A − coef·(1/n)·#{j ≠ i: the answer of j is that of i}
@@ -34,13 +34,9 @@ class RepeatedAnswers:
         tensor([[-0.2500, -0.2500,  0.0000,  0.0000]])
     """
 
-    coef: float | int
+    coef: Annotated[float | int, Within("[0, inf)", "such as 0.1")]
 
     punishes_correct: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.coef < float("inf"):
-            raise ConfigError(f"coef is {self.coef}: give a finite number of at least 0, such as 0.1")
 
     def __call__(
         self, inputs: AdvantageInputs, values: Float[Tensor, "prompts group"]

@@ -1,17 +1,18 @@
 """UCPO: the advantage of the right answers is shared among them, more to the less likely ones."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from apo_lightning.errors import ConfigError
+from apo_lightning.common.ranges import Checked, Within
 from apo_lightning.types import AdvantageInputs
 
 
 @dataclass(frozen=True)
-class UniformCorrect:
+class UniformCorrect(Checked):
     """An adjustment of advantages that makes all right answers of a group equally likely in the long run.
 
         A_i ← A_i·(1 − tau + tau·n·v_i)   on the n correct of a group,   v = softmax(−ℓ) over them
@@ -40,11 +41,7 @@ class UniformCorrect:
         tensor([[ 0.5000,  1.5000, -2.0000]])
     """
 
-    tau: float | int = 0.2
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.tau <= 1:
-            raise ConfigError(f"tau is {self.tau}: give a share in [0, 1], such as 0.2")
+    tau: Annotated[float | int, Within("[0, 1]", "such as 0.2")] = 0.2
 
     def __call__(
         self, inputs: AdvantageInputs, values: Float[Tensor, "prompts group"]

@@ -1,18 +1,18 @@
 """The unlikeliness reward: of the right answers of a group, the less likely ones earn more."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from apo_lightning.errors import ConfigError
+from apo_lightning.common.ranges import Checked, Within
 from apo_lightning.types import AdvantageInputs
 
 
 @dataclass(frozen=True)
-class Unlikeliness:
+class Unlikeliness(Checked):
     """A shaping of rewards (see `Shaped`) by the rank of a completion's likelihood in its group.
 
         R_i ← R_i·(1 − coef·rank_i/G),   rank 0 … G − 1 by ascending mean log π_rollout, ties to the lower sample
@@ -40,14 +40,10 @@ class Unlikeliness:
         tensor([[1.0000, 0.8125, 0.0000, 0.0000]])
     """
 
-    coef: float | int = 0.25
+    coef: Annotated[float | int, Within("[0, 1]", "such as 0.25")] = 0.25
 
     punishes_correct: ClassVar[bool] = True
     """In a group with few errors a likely right answer falls below the mean."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.coef <= 1:
-            raise ConfigError(f"coef is {self.coef}: give a share of the reward in [0, 1], such as 0.25")
 
     def __call__(self, inputs: AdvantageInputs) -> Float[Tensor, "prompts group"]:
         """The shaped rewards."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
 
 import pandas as pd
 import torch
@@ -14,6 +15,7 @@ from apo_lab.diagnostics.listed_answers import held_out_prompts, list_answers
 from apo_lab.puzzles import PuzzleSource
 from apo_lab.statistics.cover import cover_curve
 from apo_lab.statistics.entrances import change_of_pass_at_k
+from apo_lightning.common.ranges import Checked, Within
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import ModelCard
 from apo_lightning.model.average import PARTS, average, weights_of_part
@@ -21,7 +23,7 @@ from apo_lightning.model.policy import Policy
 
 
 @dataclass(frozen=True, kw_only=True)
-class EntranceCoverage:
+class EntranceCoverage(Checked):
     """Compare a policy with its base model, exactly. Its fields are the keys of `configs/coverage/entrances.yaml`.
 
     The problems are a puzzle's held-out ones, all whose right answers are listed. The first decision of an answer is
@@ -48,16 +50,16 @@ class EntranceCoverage:
         ConfigError: a value is out of range.
     """
 
+    section: ClassVar[str] = "coverage."
+
     name: str
-    k: int = 64
+    k: Annotated[int, Within("[1, inf)")] = 64
     base_weights: Sequence[float | int] = (0.25, 0.5, 0.75, 1.0)
-    limit: int | None = None
-    tokens_per_microbatch: int = 2048
+    limit: Annotated[int | None, Within("[1, inf)")] = None
+    tokens_per_microbatch: Annotated[int, Within("[1, inf)")] = 2048
 
     def __post_init__(self) -> None:
-        for name in ("k", "limit", "tokens_per_microbatch"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError(f"coverage.{name} is {value}: it must be at least 1")
+        super().__post_init__()
         if not all(0 < weight <= 1 for weight in self.base_weights):
             raise ConfigError(f"coverage.base_weights is {[*self.base_weights]}: give weights above 0 and at most 1")
 

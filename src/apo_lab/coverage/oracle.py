@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Bool
@@ -13,6 +14,7 @@ from apo_lab.coverage.ratio import ratio_estimate
 from apo_lab.coverage.records import CoverageResult
 from apo_lightning.common.hashing import hash64
 from apo_lightning.common.identity import sha256_of
+from apo_lightning.common.ranges import Checked, Within
 from apo_lightning.data import HubDataset, ProblemSet, PromptTemplate, Row, build_prompts
 from apo_lightning.data.filtering import normalised_problem
 from apo_lightning.data.prompts import PLACEHOLDER
@@ -36,7 +38,7 @@ class SolvedProblems:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OracleCoverage:
+class OracleCoverage(Checked):
     """Teacher-forced recall of worked solutions. Its fields are the keys of `configs/coverage/*.yaml`.
 
         recall@K = Σ_problems #{t : rank of y*_t under π(· | x, y*_<t) < K} / Σ_problems |y*|
@@ -65,21 +67,20 @@ class OracleCoverage:
         ConfigError: a limit or K that is not positive, or no K at all.
     """
 
+    section: ClassVar[str] = "coverage."
+
     name: str
     path: str | None = None
     hub: HubDataset | None = None
-    limit: int | None = None
+    limit: Annotated[int | None, Within("[1, inf)")] = None
     anchor_sizes: Sequence[int] = (1, 4, 8, 16)
-    max_tokens: int = 4096
-    tokens_per_microbatch: int = 4096
+    max_tokens: Annotated[int, Within("[1, inf)")] = 4096
+    tokens_per_microbatch: Annotated[int, Within("[1, inf)")] = 4096
     instruction: str = "{problem}"
     system: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("limit", "max_tokens", "tokens_per_microbatch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"coverage.{name} is {value}: it must be at least 1")
+        super().__post_init__()
         if not self.anchor_sizes or min(self.anchor_sizes) < 1:
             raise ConfigError(
                 f"coverage.anchor_sizes is {list(self.anchor_sizes)}: give one or more K, each at least 1"

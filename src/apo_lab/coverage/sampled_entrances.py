@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import pandas as pd
 import torch
@@ -13,6 +14,7 @@ from apo_lab.coverage.entrances import by_decision
 from apo_lab.statistics.entrances import Entrances
 from apo_lab.statistics.sampled_entrances import sampled_change
 from apo_lightning.common.console import saying
+from apo_lightning.common.ranges import Checked, Within
 from apo_lightning.contracts import check_error_rate
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import ModelCard
@@ -30,7 +32,7 @@ NAMES = ("base", "policy")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampledEntranceCoverage:
+class SampledEntranceCoverage(Checked):
     """Compare a policy with its base model. Its fields are the keys of `configs/coverage/sampled_entrances.yaml`.
 
     An *entrance* is the first `entrance_tokens` tokens of a right completion, among `num_samples` of each model. Its
@@ -54,18 +56,18 @@ class SampledEntranceCoverage:
         ConfigError: a value is out of range.
     """
 
+    section: ClassVar[str] = "coverage."
+
     name: str
-    k: int = 16
-    entrance_tokens: int = 1
-    num_samples: int = 64
-    num_forced: int = 64
-    limit: int | None = 64
-    tokens_per_microbatch: int = 2048
+    k: Annotated[int, Within("[1, inf)")] = 16
+    entrance_tokens: Annotated[int, Within("[1, inf)")] = 1
+    num_samples: Annotated[int, Within("[1, inf)")] = 64
+    num_forced: Annotated[int, Within("[1, inf)")] = 64
+    limit: Annotated[int | None, Within("[1, inf)")] = 64
+    tokens_per_microbatch: Annotated[int, Within("[1, inf)")] = 2048
 
     def __post_init__(self) -> None:
-        for name in ("k", "entrance_tokens", "num_samples", "num_forced", "limit", "tokens_per_microbatch"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError(f"coverage.{name} is {value}: it must be at least 1")
+        super().__post_init__()
         if self.k > self.num_samples:
             raise ConfigError(f"coverage.k is {self.k} and coverage.num_samples {self.num_samples}: draw k or more")
 

@@ -1,17 +1,20 @@
 """APO with other anchors, another pull, or one of its two forces: the grid's topology `ratio`."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from apo_lab.losses.anchor_sets import drawn, prefix
+from apo_lightning.common.ranges import OneOf, Within
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, applicable
 from apo_lightning.losses.functional import LOG_RATIO_LIMIT, LOG_ZERO, Number, importance_ratio, log_mass, log_ratio
 from apo_lightning.types import Anchor, LossInputs, LossOutput, Needs
+
+ANCHOR_SOURCES = ("reference", "reference_top_p", "random")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,22 +36,16 @@ class AnchoredAPO(APO):
         ConfigError: a value outside its range.
     """
 
-    anchor_source: str = "reference"
-    top_p: Number = 0.9
+    anchor_source: Annotated[str, OneOf(ANCHOR_SOURCES, "the reference is asked at its own top K alone")] = "reference"
+    top_p: Annotated[Number, Within("(0, 1]", "such as 0.9")] = 0.9
     pool_size: int = 64
-    weights: str = "mass"
-    force: str = "both"
+    weights: Annotated[str, OneOf(("mass", "uniform", "geometric", "log_mass", "cross_entropy"))] = "mass"
+    force: Annotated[str, OneOf(("both", "push_only", "pull_only"))] = "both"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        unasked = dict.fromkeys(("policy", "other_position"), "the reference is asked at its own top K alone")
-        check_choice("anchor_source", self.anchor_source, ("reference", "reference_top_p", "random"), **unasked)
-        check_choice("weights", self.weights, ("mass", "uniform", "geometric", "log_mass", "cross_entropy"))
-        check_choice("force", self.force, ("both", "push_only", "pull_only"))
         if self.anchor_source == "random" and self.pool_size < self.anchor_size:
             raise ConfigError(f"pool_size is {self.pool_size}: give at least anchor_size, {self.anchor_size}")
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p is {self.top_p}: give a probability above 0 and at most 1, such as 0.9")
 
     @property
     def needs(self) -> Needs:
@@ -121,10 +118,3 @@ class AnchoredAPO(APO):
         if self.force == "push_only":
             return torch.zeros_like(r_anchor)
         return torch.ones_like(r_anchor) if self.weights in ("log_mass", "cross_entropy") else r_anchor
-
-
-def check_choice(name: str, value: str, choices: Iterable[str], **refused: str) -> None:
-    """Raise `ConfigError` for any other value; `refused` gives the reason for some of these."""
-    if value not in choices:
-        reason = f"{refused[value]}; " if value in refused else ""
-        raise ConfigError(f"{name} is {value!r}: {reason}choose {', '.join(choices)}")

@@ -1,9 +1,11 @@
 """CISPO: the importance weight is capped, and no token loses its gradient."""
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 
+from apo_lightning.common.ranges import Within
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.losses.functional import Number, importance_ratio
@@ -44,14 +46,12 @@ class CISPO(PolicyLoss):
         tensor([-5.])
     """
 
-    cap: Number = 5.0
+    cap: Annotated[Number, Within("(0, inf]", "such as 5")] = 5.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.clip_eps, self.clip_eps_high, self.dual_clip) != (PolicyLoss.clip_eps, None, None):
             raise ConfigError("CISPO has no clip but its cap: leave clip_eps, clip_eps_high and dual_clip out")
-        if not self.cap > 0:
-            raise ConfigError(f"cap is {self.cap}: give a positive bound of the importance weight, such as 5")
 
     @property
     def needs(self) -> Needs:

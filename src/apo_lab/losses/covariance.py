@@ -1,12 +1,14 @@
 """Clip-Cov and KL-Cov: restrict the few tokens whose covariance of advantage and log-prob drives entropy down."""
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from apo_lab.losses.minibatch_tokens import MarkingGRPO, MinibatchTokens
+from apo_lightning.common.ranges import Within
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import GRPO, applicable
 from apo_lightning.losses.functional import Number, importance_ratio, log_ratio
@@ -29,12 +31,7 @@ class CovarianceGRPO(MarkingGRPO):
         ConfigError: a value outside its range.
     """
 
-    fraction: Number = 2e-4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.fraction <= 1:
-            raise ConfigError(f"fraction is {self.fraction}: give a share of the tokens above 0, such as 2e-4")
+    fraction: Annotated[Number, Within("(0, 1]", "such as 2e-4")] = 2e-4
 
     @property
     def needs(self) -> Needs:
@@ -116,14 +113,9 @@ class KLCov(CovarianceGRPO):
             gradient.
     """
 
-    fraction: Number = 2e-3
-    kl_coef: Number = 1.0
+    fraction: Annotated[Number, Within("(0, 1]", "such as 2e-3")] = 2e-3
+    kl_coef: Annotated[Number, Within("[0, inf)", "such as 1")] = 1.0
     clip: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.kl_coef < float("inf"):
-            raise ConfigError(f"kl_coef is {self.kl_coef}: give a finite number of at least 0, such as 1")
 
     def check(self, *, aggregation: str, minibatches_per_step: int, advantage: object) -> None:
         """Refuse one mini-batch a step."""

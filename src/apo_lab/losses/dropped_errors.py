@@ -1,11 +1,12 @@
 """GRPO that leaves a random share of the errors' tokens out: the control of a gate that leaves chosen ones out."""
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 
 from apo_lab.losses.anchor_sets import scrambled
-from apo_lightning.errors import ConfigError
+from apo_lightning.common.ranges import Within
 from apo_lightning.losses import GRPO, applicable
 from apo_lightning.losses.functional import Number
 from apo_lightning.types import LossInputs, LossOutput
@@ -34,14 +35,7 @@ class DroppedErrors(GRPO):
         ConfigError: a value outside its range.
     """
 
-    drop_fraction: Number = 0.125
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.drop_fraction <= 1:
-            raise ConfigError(
-                f"drop_fraction is {self.drop_fraction}: give a share of the errors' tokens in [0, 1], such as 0.125"
-            )
+    drop_fraction: Annotated[Number, Within("[0, 1]", "such as 0.125")] = 0.125
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """GRPO's loss, with A = 0 on dropped tokens."""

@@ -1,12 +1,13 @@
 """GRPO whose advantages grow with the entropy of the policy at the token."""
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from apo_lightning.errors import ConfigError
+from apo_lightning.common.ranges import Within
 from apo_lightning.losses import GRPO, applicable, required
 from apo_lightning.losses.functional import Number
 from apo_lightning.types import LossInputs, LossOutput, Needs
@@ -33,15 +34,8 @@ class EntropyAdvantage(GRPO):
         ConfigError: a value outside its range.
     """
 
-    alpha: Number = 0.4
-    kappa: Number = 2.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.alpha < float("inf"):
-            raise ConfigError(f"alpha is {self.alpha}: give a finite number of at least 0, such as 0.4")
-        if not self.kappa > 1:
-            raise ConfigError(f"kappa is {self.kappa}: give a value above 1, such as 2, so that every A keeps its sign")
+    alpha: Annotated[Number, Within("[0, inf)", "such as 0.4")] = 0.4
+    kappa: Annotated[Number, Within("(1, inf]", "such as 2, so that every A keeps its sign")] = 2.0
 
     @property
     def needs(self) -> Needs:

@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from apo_lab.losses.anchor_sets import partition_kl
-from apo_lab.losses.anchored_apo import AnchoredAPO, check_choice
+from apo_lab.losses.anchored_apo import AnchoredAPO
+from apo_lightning.common.ranges import Checked, OneOf, Within
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, applicable, required
 from apo_lightning.losses.apo import TRIGGERS
@@ -64,19 +65,13 @@ class GridLoss(AnchoredAPO):
         ConfigError: a value outside its range, or a setting that the topology does not read.
     """
 
-    topology: str = "ratio"
-    scale: str = "unit"
-    tail: str = "bucket"
-    first_tokens: int | None = None
+    topology: Annotated[str, OneOf(TOPOLOGIES, "the forward KL is not computed over the whole vocabulary")] = "ratio"
+    scale: Annotated[str, OneOf(("unit", "abs_advantage"))] = "unit"
+    tail: Annotated[str, OneOf(("bucket", "drop"))] = "bucket"
+    first_tokens: Annotated[int | None, Within("[1, inf)", "or null for all tokens")] = None
 
     def __post_init__(self) -> None:
-        check_choice("topology", self.topology, TOPOLOGIES, forward_kl="it is not computed over the whole vocabulary")
-        check_choice("scale", self.scale, ("unit", "abs_advantage"))
-        check_choice("tail", self.tail, ("bucket", "drop"))
-        if self.first_tokens is not None and self.first_tokens < 1:
-            raise ConfigError(f"first_tokens is {self.first_tokens}: give at least 1, or null for all tokens")
-        if not 0 <= self.pull_coef < float("inf"):
-            raise ConfigError(f"pull_coef is {self.pull_coef}: give a finite number of at least 0, such as 0.1")
+        Checked.__post_init__(self)
         # APO bounds β by the clip, which a D is outside of.
         inside: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(AnchoredAPO)}
         if self.topology != "ratio":

@@ -1,13 +1,14 @@
 """Lp-Reg: improbable tokens of errors are held near a filtered copy of the policy that sampled them."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from apo_lab.losses.minibatch_tokens import MarkingGRPO, MinibatchTokens
-from apo_lightning.errors import ConfigError
+from apo_lightning.common.ranges import Within
 from apo_lightning.losses import GRPO, applicable
 from apo_lightning.losses.functional import LOG_RATIO_LIMIT, Number, importance_ratio, kl_estimate, log_ratio
 from apo_lightning.types import LossInputs, LossOutput, Needs
@@ -46,22 +47,11 @@ class LpReg(MarkingGRPO):
         ConfigError: a value outside its range.
     """
 
-    clip_eps: Number = 1.0
-    clip_eps_high: Number | None = 9.0
-    fraction: Number = 0.01
-    kl_coef: Number = 1.0
-    min_p: Number = 0.02
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.fraction <= 1:
-            raise ConfigError(
-                f"fraction is {self.fraction}: give a share of the errors' tokens in [0, 1], such as 0.01"
-            )
-        if not 0 <= self.kl_coef < float("inf"):
-            raise ConfigError(f"kl_coef is {self.kl_coef}: give a finite number of at least 0, such as 1")
-        if not 0 < self.min_p < 1:
-            raise ConfigError(f"min_p is {self.min_p}: give a share of the largest probability in (0, 1), such as 0.02")
+    clip_eps: Annotated[Number, Within("(0, 1]")] = 1.0
+    clip_eps_high: Annotated[Number | None, Within("(0, inf]", "or null for clip_eps")] = 9.0
+    fraction: Annotated[Number, Within("[0, 1]", "such as 0.01")] = 0.01
+    kl_coef: Annotated[Number, Within("[0, inf)", "such as 1")] = 1.0
+    min_p: Annotated[Number, Within("(0, 1)", "such as 0.02")] = 0.02
 
     @property
     def needs(self) -> Needs:

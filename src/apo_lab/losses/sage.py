@@ -1,10 +1,12 @@
 """SAGE: the KL penalty's reference is reshaped by a guide, so that it holds the policy less at uncertain tokens."""
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from jaxtyping import Float
 from torch import Tensor
 
+from apo_lightning.common.ranges import Within
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import GRPOKL, required
 from apo_lightning.losses.functional import Number
@@ -37,11 +39,11 @@ class SAGE(GRPOKL):
         ConfigError: a value outside its range, or `kl_estimator=full`, which does not read the guide.
     """
 
-    kl_coef: Number = 0.05
-    kl_clamp: Number | None = None
-    guide_ratio: Number = 0.3
+    kl_coef: Annotated[Number, Within("[0, inf)")] = 0.05
+    kl_clamp: Annotated[Number | None, Within("(0, inf]", "or null for none")] = None
+    guide_ratio: Annotated[Number, Within("[0, inf)", "such as 0.3")] = 0.3
     guide_threshold: Number = 1.2
-    highest_guide: Number = 1.4
+    highest_guide: Annotated[Number, Within("[1, inf]", "such as 1.4")] = 1.4
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,10 +51,6 @@ class SAGE(GRPOKL):
             raise ConfigError(
                 "kl_estimator is full: SAGE's guide acts on the sampled token, choose k1, k2, k3 or k3_plus"
             )
-        if not 0 <= self.guide_ratio < float("inf"):
-            raise ConfigError(f"guide_ratio is {self.guide_ratio}: give a finite number of at least 0, such as 0.3")
-        if not self.highest_guide >= 1:
-            raise ConfigError(f"highest_guide is {self.highest_guide}: give a number of at least 1, such as 1.4")
 
     @property
     def needs(self) -> Needs:

@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from random import Random
+from typing import Annotated
 
 import numpy as np
 
 from apo_lab.puzzles.puzzle import ListedAnswer, drawn
 from apo_lightning.common.hashing import hash64
-from apo_lightning.errors import ConfigError
+from apo_lightning.common.ranges import Checked, Within
 
 OPERATORS = "+-*"
 TARGETS = range(10, 100)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Countdown:
+class Countdown(Checked):
     """`13579=42:` asks for all numbers, each once, joined by + − * and evaluated from left to right: `9*5-7+3+1`.
 
     There is no precedence: 9*5-7+3+1 = ((((9·5)−7)+3)+1). A strategy is a sequence of operators. Problems are split by
@@ -40,16 +41,12 @@ class Countdown:
         (['number', 'operator', 'number'], 'end')
     """
 
-    num_numbers: int = 4
+    num_numbers: Annotated[int, Within("[2, 5]")] = 4
     min_solutions: int = 4
     min_strategies: int = 2
 
     name = "countdown"
     decision = "operator"
-
-    def __post_init__(self) -> None:
-        if not 2 <= self.num_numbers <= 5:
-            raise ConfigError(f"num_numbers is {self.num_numbers}: give 2 to 5")
 
     @property
     def strategies(self) -> Sequence[str]:

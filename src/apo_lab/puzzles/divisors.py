@@ -6,9 +6,11 @@ from functools import cache
 from itertools import pairwise
 from math import gcd
 from random import Random
+from typing import Annotated
 
 from apo_lab.puzzles.puzzle import ListedAnswer, drawn
 from apo_lightning.common.hashing import hash64
+from apo_lightning.common.ranges import Checked, Within
 from apo_lightning.errors import ConfigError
 
 NUMBERS = range(1_000, 10_000)
@@ -21,11 +23,11 @@ CHOSEN = {True: 512, False: 128}
 SEVENS, MEAN_DIVISORS, MAX_DIVISORS = 0.36, 2.86, 6
 """Then of the numbers that 3 does not divide the share that 7 divides, the mean number of divisors and the highest.
 More numbers, or another mean, can not be had at every `DOMINANCE`."""
-DOMINANCE = 0.3, 0.85
+DOMINANCE = "[0.3, 0.85]"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Divisors:
+class Divisors(Checked):
     """`2541` asks for a divisor other than 1 and the number itself, in decimal digits without spaces: `3`, `231`.
 
     The numbers have four digits, are odd and do not end in 5. Each divisor is a strategy. A policy that always answers
@@ -49,8 +51,8 @@ class Divisors:
         (True, False, False)
     """
 
-    max_smallest: int = 13
-    dominance: float | None = None
+    max_smallest: Annotated[int, Within("[3, inf)")] = 13
+    dominance: Annotated[float | None, Within(DOMINANCE)] = None
 
     name = "divisors"
     decision = "digit"
@@ -58,10 +60,7 @@ class Divisors:
     max_completion_tokens = 5
 
     def __post_init__(self) -> None:
-        if self.max_smallest < 3:
-            raise ConfigError(f"max_smallest is {self.max_smallest}: the smallest divisor of a problem is 3 or more")
-        if self.dominance is not None and not DOMINANCE[0] <= self.dominance <= DOMINANCE[1]:
-            raise ConfigError(f"dominance is {self.dominance}: give {DOMINANCE[0]} to {DOMINANCE[1]}, or null")
+        super().__post_init__()
         if self.dominance is not None and self.max_smallest != Divisors.max_smallest:
             raise ConfigError(f"max_smallest is {self.max_smallest}: with dominance it is {Divisors.max_smallest}")
 

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from random import Random
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from apo_lab.puzzles.puzzle import ListedAnswer
 from apo_lightning.common.hashing import hash64
+from apo_lightning.common.ranges import Checked, Within
 from apo_lightning.errors import ConfigError
 
 CLASSES = "pqrstuvw"
@@ -37,7 +38,7 @@ RULES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Locks:
+class Locks(Checked):
     """A problem is a class and a key, `q407913:`; an answer is a strategy and two digits of the key under it, `C73`.
 
     An answer is right iff both digits are, and hash(secret, problem, strategy) is below the strategy's rate in this
@@ -57,7 +58,7 @@ class Locks:
 
     secret: int = 0
     """The secret decides the hash and the order of rates in each class: another secret is another instance."""
-    digit_accuracy: float = 0.74
+    digit_accuracy: Annotated[float, Within("(0, 1]")] = 0.74
     """Probability that a digit is right in a demonstration."""
 
     name = "locks"
@@ -65,10 +66,6 @@ class Locks:
     strategies: ClassVar[Sequence[str]] = tuple(STRATEGIES)
     max_prompt_tokens = KEY_DIGITS + 2
     max_completion_tokens = 4
-
-    def __post_init__(self) -> None:
-        if not 0 < self.digit_accuracy <= 1:
-            raise ConfigError(f"digit_accuracy is {self.digit_accuracy}: it must lie in (0, 1]")
 
     def problems(self, count: int, seed: int, *, held_out: bool) -> list[str]:
         """Keys are split by a hash, with an eighth held out; see `Puzzle.problems`."""

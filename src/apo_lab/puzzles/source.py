@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from apo_lab.puzzles.puzzle import Puzzle
+from apo_lightning.common.ranges import Checked, Within
 from apo_lightning.data import FilterReport, Problems, Row
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
-class PuzzleSource:
+class PuzzleSource(Checked):
     """Training problems of a puzzle, and problems held out by its split.
 
     The problems depend on `seed` and not on the run's seed: runs with different seeds train on the same problems, in
@@ -27,8 +29,8 @@ class PuzzleSource:
     """
 
     puzzle: Puzzle
-    num_train: int
-    num_validation: int
+    num_train: Annotated[int, Within("[1, inf)")]
+    num_validation: Annotated[int, Within("[0, inf)")]
     """Number of held-out problems."""
     seed: int = 0
     """The seed of the draw of the problems."""
@@ -37,13 +39,6 @@ class PuzzleSource:
 
     instruction = "{problem}"
     system = None
-
-    def __post_init__(self) -> None:
-        if self.num_train < 1 or self.num_validation < 0:
-            raise ConfigError(
-                f"num_train is {self.num_train} and num_validation {self.num_validation}: "
-                "give at least 1 and at least 0"
-            )
 
     @property
     def name(self) -> str:

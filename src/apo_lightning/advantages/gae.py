@@ -2,15 +2,15 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from apo_lightning.advantages.estimator import keep_all
+from apo_lightning.common.ranges import Checked, OneOf, Within
 from apo_lightning.contracts import estimators_in
-from apo_lightning.errors import ConfigError
 from apo_lightning.types import AdvantageInputs, Advantages
 
 WHITENINGS = ("shift_scale", "scale", "none")
@@ -19,7 +19,7 @@ EPSILON = 1e-8
 
 
 @dataclass(frozen=True)
-class GAE:
+class GAE(Checked):
     """Generalised advantage estimation with a reward at the last token of each completion.
 
         δ_t = r_t + γ·V_{t+1} − V_t,   Â_t = δ_t + γλ·Â_{t+1},   R_t = Â_t + V_t
@@ -51,22 +51,12 @@ class GAE:
         (tensor([0.5000, 0.6000, 0.4000], dtype=torch.float64), tensor([1., 1., 1.], dtype=torch.float64))
     """
 
-    gamma: float | int = 1.0
-    gae_lambda: float | int = 1.0
-    gae_lambda_values: float | int | None = None
-    whiten: str = "shift_scale"
+    gamma: Annotated[float | int, Within("(0, 1]")] = 1.0
+    gae_lambda: Annotated[float | int, Within("[0, 1]")] = 1.0
+    gae_lambda_values: Annotated[float | int | None, Within("[0, 1]")] = None
+    whiten: Annotated[str, OneOf(WHITENINGS)] = "shift_scale"
 
     per_token: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not 0 < self.gamma <= 1:
-            raise ConfigError(f"gamma is {self.gamma}: give a discount above 0 and at most 1")
-        for name in ("gae_lambda", "gae_lambda_values"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise ConfigError(f"{name} is {value}: give a value from 0 to 1")
-        if self.whiten not in WHITENINGS:
-            raise ConfigError(f"whiten is {self.whiten!r}: choose one of {', '.join(WHITENINGS)}")
 
     def __call__(self, inputs: AdvantageInputs) -> Advantages:
         """The reward of each completion; none is dropped."""

@@ -2,17 +2,18 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
 from apo_lightning.advantages.estimator import EPSILON, keep_all, require_binary
+from apo_lightning.common.ranges import Checked, Within
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import AdvantageInputs, Advantages, Needs
 
 
 @dataclass(frozen=True)
-class PassAtK:
+class PassAtK(Checked):
     """Pass@k training: a completion's advantage in a random subset of k, rewarded when one of its members is correct.
 
         R̄ = 1 − C(n−c, k)/C(n, k),   σ = √(R̄·(1 − R̄))
@@ -40,13 +41,9 @@ class PassAtK:
         tensor([[ 1.0000, -0.3333, -0.3333, -0.3333]])
     """
 
-    k: int
+    k: Annotated[int, Within("[1, inf)")]
 
     needs: ClassVar[Needs] = Needs(binary_rewards=True)
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ConfigError(f"k is {self.k}: pass@k needs a k of at least 1")
 
     def check(self, group_size: int) -> None:
         """Refuse k ≥ n: at k = n all completions share one reward."""

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 from jaxtyping import Float
 from torch import Tensor
 
 from apo_lightning.advantages.estimator import Wrapper
+from apo_lightning.common.ranges import Checked, OneOf, Within
 from apo_lightning.contracts import without
-from apo_lightning.errors import ConfigError
 from apo_lightning.types import AdvantageInputs, Advantages, mixed
 
 Shaping: TypeAlias = Callable[[AdvantageInputs], Tensor]
@@ -35,7 +35,7 @@ class Shaped(Wrapper):
 
 
 @dataclass(frozen=True)
-class OverlongPenalty:
+class OverlongPenalty(Checked):
     """Soft overlong punishment: a penalty that grows over the last tokens before the length limit.
 
         R ← R + penalty·R_len,   L the limit, C the cache
@@ -60,17 +60,11 @@ class OverlongPenalty:
         tensor([[1.0000, 0.5000, 0.0000]])
     """
 
-    cache_share: float | int = 0.2
-    penalty: float | int = 1.0
+    cache_share: Annotated[float | int, Within("(0, 1]", "of max_completion_tokens")] = 0.2
+    penalty: Annotated[float | int, Within("[0, inf)")] = 1.0
 
     punishes_correct: ClassVar[bool] = True
     """A long right answer may fall below the mean of its group."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.cache_share <= 1:
-            raise ConfigError(f"cache_share is {self.cache_share}: give a share of max_completion_tokens, in (0, 1]")
-        if not 0 <= self.penalty < float("inf"):
-            raise ConfigError(f"penalty is {self.penalty}: give a finite number of at least 0")
 
     def __call__(self, inputs: AdvantageInputs) -> Float[Tensor, "prompts group"]:
         """R + penalty·R_len."""
@@ -81,7 +75,7 @@ class OverlongPenalty:
 
 
 @dataclass(frozen=True)
-class Truncated(Wrapper):
+class Truncated(Checked, Wrapper):
     """What becomes of completions that were cut at the length limit.
 
     | `how` | in the group's mean and std | in the loss | source |
@@ -100,11 +94,7 @@ class Truncated(Wrapper):
         ConfigError: `how` is unknown.
     """
 
-    how: str = "drop"
-
-    def __post_init__(self) -> None:
-        if self.how not in ("drop", "exclude"):
-            raise ConfigError(f"how is {self.how!r}: choose drop or exclude, or leave this estimator out to train them")
+    how: Annotated[str, OneOf(("drop", "exclude"), "or leave this estimator out to train them")] = "drop"
 
     def __call__(self, inputs: AdvantageInputs) -> Advantages:
         """The estimator's advantages, with truncated completions left out of the update."""

@@ -1,18 +1,18 @@
 """The verdict itself as the advantage: NSR, PSR and weighted REINFORCE."""
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
 from apo_lightning.advantages.estimator import require_binary
+from apo_lightning.common.ranges import Checked, Within
 from apo_lightning.errors import ConfigError
 from apo_lightning.types import AdvantageInputs, Advantages, Needs
 
 
 @dataclass(frozen=True)
-class SignedReward:
+class SignedReward(Checked):
     """The verdict itself as the advantage: no baseline, no normalisation.
 
         A = +positive_weight on a correct completion, −negative_weight on an incorrect one
@@ -39,15 +39,13 @@ class SignedReward:
         (tensor([[ 0., -1.]]), tensor([[False,  True]]))
     """
 
-    positive_weight: float | int = 0.0
-    negative_weight: float | int = 1.0
+    positive_weight: Annotated[float | int, Within("[0, inf)", "the sign is the verdict's")] = 0.0
+    negative_weight: Annotated[float | int, Within("[0, inf)", "the sign is the verdict's")] = 1.0
 
     needs: ClassVar[Needs] = Needs(binary_rewards=True)
 
     def __post_init__(self) -> None:
-        for name, weight in (("positive_weight", self.positive_weight), ("negative_weight", self.negative_weight)):
-            if not 0 <= weight < math.inf:
-                raise ConfigError(f"{name} is {weight}: give a finite weight of at least 0; the sign is the verdict's")
+        super().__post_init__()
         if self.positive_weight == self.negative_weight == 0:
             raise ConfigError("positive_weight and negative_weight are both 0: every completion would be dropped")
 

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from apo_lightning.common.ranges import OneOf, Within
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses.functional import (
     LOG_RATIO_LIMIT,
@@ -65,22 +67,14 @@ class APO(PolicyLoss):
         ConfigError: a value outside its range, or coefficients under which no error could ever learn.
     """
 
-    push_coef: Number = 1.05
-    pull_coef: Number = 0.1
-    anchor_size: int = 8
-    trigger: str = "negative_advantage"
+    push_coef: Annotated[Number, Within("(0, inf)", "such as 1.05")] = 1.05
+    pull_coef: Annotated[Number, Within("[0, inf)", "such as 0.1")] = 0.1
+    anchor_size: Annotated[int, Within("[1, inf)", "or use algo=grpo for none")] = 8
+    trigger: Annotated[str, OneOf(TRIGGERS)] = "negative_advantage"
     exclude_sampled: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.push_coef < float("inf"):
-            raise ConfigError(f"push_coef is {self.push_coef}: give a positive number, such as 1.05")
-        if not 0 <= self.pull_coef < float("inf"):
-            raise ConfigError(f"pull_coef is {self.pull_coef}: give a finite number of at least 0, such as 0.1")
-        if self.anchor_size < 1:
-            raise ConfigError(f"anchor_size is {self.anchor_size}: give at least 1 (for no anchors, use algo=grpo)")
-        if self.trigger not in TRIGGERS:
-            raise ConfigError(f"trigger is {self.trigger!r}: choose {', '.join(TRIGGERS)}")
         start, edge = self.push_coef - self.pull_coef, 1 - self.clip_eps
         if start <= edge + 1e-9:
             raise ConfigError(

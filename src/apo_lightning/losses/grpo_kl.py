@@ -1,12 +1,13 @@
 """GRPO plus a KL penalty for leaving the reference: on every token, or on the tokens of errors alone."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from apo_lightning.errors import ConfigError
+from apo_lightning.common.ranges import OneOf, Within
 from apo_lightning.losses.functional import KL_ESTIMATORS, Number, kl_estimate
 from apo_lightning.losses.grpo import GRPO
 from apo_lightning.losses.policy_loss import applicable, required
@@ -34,19 +35,10 @@ class GRPOKL(GRPO):
         ConfigError: a value outside its range, or an unknown estimator.
     """
 
-    kl_coef: Number = 0.01
+    kl_coef: Annotated[Number, Within("[0, inf)")] = 0.01
     error_only: bool = False
-    kl_estimator: str = "k3"
-    kl_clamp: Number | None = 10.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.kl_coef < float("inf"):
-            raise ConfigError(f"kl_coef is {self.kl_coef}: a penalty needs a finite weight of at least 0")
-        if self.kl_estimator not in (*KL_ESTIMATORS, "full"):
-            raise ConfigError(f"kl_estimator is {self.kl_estimator!r}: choose one of {', '.join(KL_ESTIMATORS)}, full")
-        if self.kl_clamp is not None and not self.kl_clamp > 0:
-            raise ConfigError(f"kl_clamp is {self.kl_clamp}: give a positive cap, or null for none")
+    kl_estimator: Annotated[str, OneOf((*KL_ESTIMATORS, "full"))] = "k3"
+    kl_clamp: Annotated[Number | None, Within("(0, inf]", "or null for none")] = 10.0
 
     @property
     def needs(self) -> Needs:

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from apo_lightning.common.ranges import Checked, Within
 from apo_lightning.contracts import Loss
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses.functional import (
@@ -137,7 +138,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyLoss(Loss):
+class PolicyLoss(Checked, Loss):
     """A loss with a clipped surrogate, importance weights and an entropy bonus.
 
     A new loss is a frozen dataclass with `needs`, the declaration of what it reads, and `__call__`.
@@ -157,24 +158,11 @@ class PolicyLoss(Loss):
         ConfigError: a value outside its range.
     """
 
-    clip_eps: Number = 0.2
-    clip_eps_high: Number | None = None
-    dual_clip: Number | None = None
-    entropy_coef: Number = 0.0
+    clip_eps: Annotated[Number, Within("(0, 1]", "such as 0.2")] = 0.2
+    clip_eps_high: Annotated[Number | None, Within("(0, inf]", "or null for clip_eps")] = None
+    dual_clip: Annotated[Number | None, Within("(1, inf]", "such as 3, or null for none")] = None
+    entropy_coef: Annotated[Number, Within("(-inf, inf)")] = 0.0
     importance: Importance | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.clip_eps <= 1:
-            raise ConfigError(f"clip_eps is {self.clip_eps}: give a value above 0 and at most 1, such as 0.2")
-        if self.clip_eps_high is not None and not self.clip_eps_high > 0:
-            raise ConfigError(f"clip_eps_high is {self.clip_eps_high}: give a positive value, or null for clip_eps")
-        if self.dual_clip is not None and not self.dual_clip > 1:
-            raise ConfigError(
-                f"dual_clip is {self.dual_clip}: at 1 or below no token of negative advantage could learn; "
-                "give a value above 1, such as 3, or null for none"
-            )
-        if not abs(self.entropy_coef) < float("inf"):
-            raise ConfigError(f"entropy_coef is {self.entropy_coef}: give a finite number")
 
     @property
     def needs(self) -> Needs:

@@ -95,5 +95,5 @@ def test_equal_tokens_after_equal_prefixes_are_dropped_together_in_every_minibat
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.5])
 def test_a_share_out_of_range_is_refused(fraction):
-    with pytest.raises(ConfigError, match=f"drop_fraction is {fraction}: give a share"):
+    with pytest.raises(ConfigError, match=f"drop_fraction is {fraction}: give a number from 0 to 1"):
         DroppedErrors(drop_fraction=fraction)

@@ -1,0 +1,88 @@
+"""The values that a setting may have: said in the type of its field, and refused in one place."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from numbers import Real
+from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
+
+from apo_lightning.errors import ConfigError
+
+
+class Within:
+    """Numbers of an interval such as `(0, 1]`; NaN is in none, and infinity only in one that is closed there.
+
+    Example:
+        >>> Within("[0, 1)", "such as 0.5").remedy
+        'give a number from 0 to below 1, such as 0.5'
+        >>> Within("[1, inf)").allows(float("inf"))
+        False
+    """
+
+    def __init__(self, interval: str, hint: str = "") -> None:
+        self.low, self.high = (float(end) for end in interval[1:-1].split(","))
+        self.has_low, self.has_high = interval[0] == "[", interval[-1] == "]"
+        self.remedy = ", ".join(text for text in (f"give a number {self._described()}", hint) if text)
+
+    def allows(self, value: Any) -> bool:
+        """Whether the interval has the number."""
+        number = float(value) if isinstance(value, Real) else math.nan
+        own_ends = (self.low,) * self.has_low + (self.high,) * self.has_high
+        return self.low < number < self.high or number in own_ends
+
+    def _described(self) -> str:
+        below = f"from {self.low:g}" if self.has_low else f"above {self.low:g}"
+        if self.high == math.inf:
+            return f"of at least {self.low:g}" if self.has_low else below
+        if self.has_low:
+            return f"{below} to {'' if self.has_high else 'below '}{self.high:g}"
+        return f"{below} and {'at most' if self.has_high else 'below'} {self.high:g}"
+
+
+class OneOf:
+    """Some names."""
+
+    def __init__(self, names: Iterable[str], hint: str = "") -> None:
+        self.names = tuple(names)
+        self.remedy = "; ".join(text for text in (f"choose one of {', '.join(self.names)}", hint) if text)
+
+    def allows(self, value: Any) -> bool:
+        """Whether it is one of them."""
+        return value in self.names
+
+
+class Checked:
+    """A dataclass whose fields have values that their types allow: `clip_eps: Annotated[float, Within("(0, 1]")]`.
+
+    A field that may be None may be so beside its rule.
+
+    Raises:
+        ConfigError: a value is outside its range.
+    """
+
+    section: ClassVar[str] = ""
+    """What stands before a field's name in the message: `critic.`."""
+
+    def __post_init__(self) -> None:
+        check_values(type(self), lambda name: getattr(self, name), self.section)
+
+
+def check_values(typed: Any, value_of: Callable[[str], Any], section: str = "") -> None:
+    """Raise `ConfigError` for the first value that the annotations of a class or function do not allow."""
+    for name, (rule, may_be_none) in _rules(typed).items():
+        value = value_of(name)
+        if not (rule.allows(value) or (may_be_none and value is None)):
+            null = ", or null" if may_be_none and "null" not in rule.remedy else ""
+            raise ConfigError(f"{section}{name} is {value!r}: {rule.remedy}{null}")
+
+
+@cache
+def _rules(typed: Any) -> Mapping[str, tuple[Within | OneOf, bool]]:
+    hints = get_type_hints(typed, include_extras=True)
+    annotated = {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Annotated}
+    return {
+        name: (rule, type(None) in get_args(kind))
+        for name, (kind, *extras) in annotated.items()
+        for rule in extras
+        if isinstance(rule, Within | OneOf)
+    }
