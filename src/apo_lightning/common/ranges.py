@@ -78,11 +78,14 @@ def check_values(typed: Any, value_of: Callable[[str], Any], section: str = "") 
 
 @cache
 def _rules(typed: Any) -> Mapping[str, tuple[Within | OneOf, bool]]:
-    hints = get_type_hints(typed, include_extras=True)
-    annotated = {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Annotated}
     return {
-        name: (rule, type(None) in get_args(kind))
-        for name, (kind, *extras) in annotated.items()
-        for rule in extras
+        name: (rule, type(None) in (*get_args(hint), *get_args(get_args(kind)[0])))
+        for name, hint in get_type_hints(typed, include_extras=True).items()
+        for kind in (hint, *get_args(hint))
+        if get_origin(kind) is Annotated
+        for rule in get_args(kind)[1:]
         if isinstance(rule, Within | OneOf)
     }
+
+
+Count = Annotated[int, Within("[1, inf)")]

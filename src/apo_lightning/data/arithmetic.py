@@ -3,11 +3,13 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from apo_lightning.common.hashing import hash64
+from apo_lightning.common.ranges import Checked, Count, Within
 from apo_lightning.data.filtering import FilterReport
 from apo_lightning.data.rows import Row
-from apo_lightning.data.sources import Problems, require_sampling_limits
+from apo_lightning.data.sources import Problems
 from apo_lightning.errors import ConfigError
 
 OPERATORS = ("+", "-", "*")
@@ -15,7 +17,7 @@ COMMUTATIVE = ("+", "*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArithmeticSource:
+class ArithmeticSource(Checked):
     """All problems `a ∘ b` with both operands in [min_operand, max_operand]; a part is held out.
 
     Each problem is on one side of the split only. Where the operator commutes, `a ∘ b` and `b ∘ a` are on the same
@@ -45,15 +47,15 @@ class ArithmeticSource:
     operators: Sequence[str] = ("+",)
     min_operand: int = 1
     max_operand: int = 50
-    num_validation: int = 256
+    num_validation: Annotated[int, Within("[0, inf)")] = 256
     split_seed: int = 0
     instruction: str = "{problem}"
     system: str | None = None
-    max_prompt_tokens: int = 96
-    max_completion_tokens: int = 8
+    max_prompt_tokens: Count = 96
+    max_completion_tokens: Count = 8
 
     def __post_init__(self) -> None:
-        require_sampling_limits(self.max_prompt_tokens, self.max_completion_tokens, self.num_validation)
+        super().__post_init__()
         for operator in self.operators:
             if operator not in OPERATORS:
                 raise ConfigError(f"operators has '{operator}': choose from {', '.join(OPERATORS)}")

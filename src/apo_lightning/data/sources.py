@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
 from apo_lightning.common.hashing import hash64
+from apo_lightning.common.ranges import Checked, Count, Within
 from apo_lightning.data.files import HubDataset, ProblemSet
 from apo_lightning.data.filtering import FilterReport, filter_rows, normalised_problem
 from apo_lightning.data.rows import Row, require_answers
@@ -46,7 +47,7 @@ class ProblemSource(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetSource:
+class DatasetSource(Checked):
     """Problems of a local file or a hub data set.
 
     Attributes:
@@ -71,17 +72,17 @@ class DatasetSource:
     name: str
     path: str | None = None
     hub: HubDataset | None = None
-    num_validation: int = 0
+    num_validation: Annotated[int, Within("[0, inf)")] = 0
     validation: Mapping[str, ProblemSet | str] | None = None
     near_copies: bool = False
     exclude: Sequence[ProblemSet | str] = ()
     instruction: str = "{problem}"
     system: str | None = None
-    max_prompt_tokens: int = 512
-    max_completion_tokens: int = 1536
+    max_prompt_tokens: Count = 512
+    max_completion_tokens: Count = 1536
 
     def __post_init__(self) -> None:
-        require_sampling_limits(self.max_prompt_tokens, self.max_completion_tokens, self.num_validation)
+        super().__post_init__()
         if self.num_validation and self.name in (self.validation or {}):
             raise ConfigError(
                 f"validation has a benchmark '{self.name}' and num_validation={self.num_validation} makes another of "
@@ -119,17 +120,6 @@ class DatasetSource:
         train = [row for row in rows if row.id not in held_out]
         report = replace(report, num_held_out=len(held_out), num_kept=len(train))
         return Problems(train=train, validation=validation, report=report)
-
-
-def require_sampling_limits(max_prompt_tokens: int, max_completion_tokens: int, num_validation: int) -> None:
-    """Raise `ConfigError` unless both limits are positive and the count is not negative."""
-    for name, value, smallest in (
-        ("max_prompt_tokens", max_prompt_tokens, 1),
-        ("max_completion_tokens", max_completion_tokens, 1),
-        ("num_validation", num_validation, 0),
-    ):
-        if value < smallest:
-            raise ConfigError(f"{name} is {value}: it must be at least {smallest}")
 
 
 def _problem_set(benchmark: ProblemSet | str) -> ProblemSet:

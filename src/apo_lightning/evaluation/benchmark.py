@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from apo_lightning.common.identity import sha256_of
+from apo_lightning.common.ranges import Count, check_values
 from apo_lightning.contracts import Reward
 from apo_lightning.data.files import HubDataset, ProblemSet
 from apo_lightning.data.prompts import PLACEHOLDER, PromptTemplate, build_prompt, build_prompts, require_fitting
@@ -45,10 +46,10 @@ class Benchmark:
     hub: HubDataset | None = None
     source: ProblemSource | None = None
     num_problems: int | None = None
-    limit: int | None = None
-    num_samples: int
-    max_prompt_tokens: int
-    max_completion_tokens: int
+    limit: Count | None = None
+    num_samples: Count
+    max_prompt_tokens: Count
+    max_completion_tokens: Count
     instruction: str
     system: str | None = None
     diversity: bool = False
@@ -56,10 +57,7 @@ class Benchmark:
     reward: Reward
 
     def __post_init__(self) -> None:
-        for name in ("limit", "num_samples", "max_prompt_tokens", "max_completion_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"benchmark.{self.name}.{name} is {value}: it must be at least 1")
+        check_values(type(self), lambda name: getattr(self, name), f"benchmark.{self.name}.")
         if self.path is None and self.hub is None and self.source is None:
             raise ConfigError(f"benchmark {self.name} has no problems: give benchmark.{self.name}.path=file.jsonl")
         if (self.diversity or self.encoder) and self.num_samples < 2:

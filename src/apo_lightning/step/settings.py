@@ -4,11 +4,13 @@ import inspect
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from apo_lightning.common.ranges import Checked, Count, OneOf, Within
 from apo_lightning.errors import ConfigError, in_brief
 from apo_lightning.rollout.engine import MAX_TEMPERATURE, MIN_TEMPERATURE
 
@@ -17,7 +19,7 @@ AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepSettings:
+class StepSettings(Checked):
     """Sizes of one step. Source: the paper's hyper-parameter table.
 
     Attributes:
@@ -37,47 +39,27 @@ class StepSettings:
         schedule_horizon: rollouts that the schedule is made for, at least those of the run; None: as many.
     """
 
-    prompts_per_step: int
-    group_size: int
-    prompts_per_minibatch: int
-    tokens_per_microbatch: int
-    max_prompt_tokens: int
-    max_completion_tokens: int
-    temperature: float
-    aggregation: str
-    old_logprobs: str
-    gradient_clip_norm: float | None
-    max_nonfinite_steps: int
-    validation_samples: int
+    prompts_per_step: Count
+    group_size: Count
+    prompts_per_minibatch: Count
+    tokens_per_microbatch: Count
+    max_prompt_tokens: Count
+    max_completion_tokens: Count
+    temperature: Annotated[float, Within(f"[{MIN_TEMPERATURE}, {MAX_TEMPERATURE}]")]
+    aggregation: Annotated[str, OneOf(AGGREGATIONS)]
+    old_logprobs: Annotated[str, OneOf(("trainer", "rollout"))]
+    gradient_clip_norm: Annotated[float | None, Within("(0, inf]")]
+    max_nonfinite_steps: Count
+    validation_samples: Count
     schedule_horizon: int | None = None
 
     def __post_init__(self) -> None:
-        for name in (
-            "prompts_per_step",
-            "group_size",
-            "prompts_per_minibatch",
-            "tokens_per_microbatch",
-            "max_prompt_tokens",
-            "max_completion_tokens",
-            "max_nonfinite_steps",
-            "validation_samples",
-        ):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}: give at least 1")
+        Checked.__post_init__(self)
         if self.prompts_per_step % self.prompts_per_minibatch:
             raise ConfigError(
                 f"prompts_per_minibatch is {self.prompts_per_minibatch}, which does not divide prompts_per_step "
                 f"{self.prompts_per_step}: the last optimizer step of a rollout would weigh its tokens differently"
             )
-        if not MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE:
-            within = f"[{MIN_TEMPERATURE}, {MAX_TEMPERATURE}]"
-            raise ConfigError(f"temperature is {self.temperature}: training samples at a temperature in {within}")
-        if self.aggregation not in AGGREGATIONS:
-            raise ConfigError(f"aggregation is {self.aggregation!r}: choose one of {', '.join(AGGREGATIONS)}")
-        if self.old_logprobs not in ("trainer", "rollout"):
-            raise ConfigError(f"old_logprobs is {self.old_logprobs!r}: choose trainer or rollout")
-        if self.gradient_clip_norm is not None and self.gradient_clip_norm <= 0:
-            raise ConfigError(f"gradient_clip_norm is {self.gradient_clip_norm}: give a positive norm, or null")
 
     @property
     def minibatches_per_step(self) -> int:
