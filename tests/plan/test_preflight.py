@@ -104,7 +104,7 @@ def test_the_command_line_leaves_the_status_and_no_colour_in_a_file(tmp_path):
     arguments = ["model=tiny", "engine=transformers", "group_size=0", f"hydra.run.dir={tmp_path}"]
     script = start_script("preflight", *arguments)
     assert (script.wait(), "\x1b" in script.said) == ([1], False), script.said
-    assert "error: group_size is 0: give at least 1" in script.said.splitlines()
+    assert "error: group_size is 0: give a number of at least 1" in script.said.splitlines()
 
 
 @pytest.mark.slow
