@@ -153,14 +153,16 @@ def test_the_gradient_of_the_head_is_handed_on_without_a_copy():
     assert weight.grad.data_ptr() == summed_in
 
 
-def test_a_loss_that_comes_after_the_next_statistics_is_still_exact():
+@pytest.mark.parametrize("split", [9, 28])  # the larger chunk's tiles would outlive those of the smaller one
+def test_a_loss_that_comes_after_the_next_statistics_is_still_exact(split):
     hidden, weight, token_ids, anchor_ids = problem()
     head = DetachedHead(hidden, weight)
-    first, second = (head.statistics(rows, token_ids[rows], anchor_ids[rows]) for rows in (slice(0, 9), slice(9, 37)))
+    both = slice(0, split), slice(split, 37)
+    first, second = (head.statistics(rows, token_ids[rows], anchor_ids[rows]) for rows in both)
     leaf = head._leaf
     (gradient,) = torch.autograd.grad(second.logprobs.sum(), leaf)
-    expected = token_statistics(hidden[9:], weight, token_ids[9:], anchor_ids[9:])
-    torch.testing.assert_close(gradient, torch.autograd.grad(expected.logprobs.sum(), hidden)[0][9:])
+    expected = token_statistics(hidden[split:], weight, token_ids[split:], anchor_ids[split:])
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected.logprobs.sum(), hidden)[0][split:])
     first.logprobs.sum().backward()
     everything = token_statistics(hidden, weight, token_ids, anchor_ids).logprobs.sum()
     torch.testing.assert_close(head._workspace.gradient.finish(), torch.autograd.grad(everything, weight)[0])

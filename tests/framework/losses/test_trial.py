@@ -1,14 +1,15 @@
 """A loss is tried before a run: every algorithm passes, and each way of being wrong is one line."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
 
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import GRPO, PolicyLoss
-from apo_lightning.losses.trial import try_loss
-from apo_lightning.types import LossOutput
+from apo_lightning.losses.trial import loss_inputs, try_loss
+from apo_lightning.types import LossOutput, Needs
 from loss_cases import ALGORITHMS, configured_loss
 
 
@@ -103,3 +104,23 @@ OUTSIDE = r"PullsEverywhere, which has a gradient on tokens outside of its needs
 def test_a_wrong_loss_is_refused_in_one_line(loss, line):
     with pytest.raises(ConfigError, match=line):
         try_loss(loss())
+
+
+def test_what_a_loss_reads_is_that_of_the_distributions_it_is_made_of():
+    @dataclass(frozen=True, kw_only=True)
+    class Reads(GRPO):
+        @property
+        def needs(self):
+            return Needs(anchor_size=2, entropy=True, full_kl=True, ref_logprobs=True)
+
+    p, q = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]]), torch.tensor([[0.2, 0.2, 0.6], [0.6, 0.3, 0.1]])
+    ids, advantages = torch.tensor([0, 2]), torch.tensor([1.0, -1.0])
+    found = loss_inputs(Reads(), p.log(), q.log(), ids, torch.tensor([0, 1]), advantages, advantages > 0, advantages)
+    close = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-6)
+    close(found.logprobs, torch.tensor([0.5, 0.7]).log())
+    close(found.ref_logprobs, torch.tensor([0.2, 0.1]).log())
+    close(found.entropy, -(p * p.log()).sum(1))
+    close(found.full_kl, (p * (p / q).log()).sum(1))
+    assert found.anchor.token_ids.tolist() == [[2, 0], [0, 1]]  # of equal ones, the first
+    close(found.anchor.ref_logprobs, torch.tensor([[0.6, 0.2], [0.6, 0.3]]).log())
+    close(found.anchor.logprobs, torch.tensor([[0.25, 0.5], [0.1, 0.2]]).log())

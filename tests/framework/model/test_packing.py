@@ -78,6 +78,11 @@ def test_a_common_beginning_stands_once_before_all_prompts():
     assert [packed.split([0, 1], budget) for budget in (7, 6)] == [[[0, 1]], [[0], [1]]]
 
 
+def test_where_more_micro_batches_are_wanted_the_dearest_prompt_is_divided():
+    packed = PackedSequences(prompts=[(1,), (2,)], completions=[(3,) * 2] * 2 + [(4,) * 9] * 2, owners=[0, 0, 1, 1])
+    assert packed.split(range(4), 100, at_least=3) == [[0, 1], [2], [3]]
+
+
 def test_token_index_is_the_place_among_all_tokens_of_the_step_whatever_the_grouping():
     packed = PackedSequences(prompts=[(7,)], completions=[(1,), (2, 3, 4), (5, 6)], owners=[0, 0, 0])
     microbatches = packed.microbatches([2, 1], 4, CPU)

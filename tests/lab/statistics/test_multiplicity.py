@@ -61,5 +61,13 @@ def test_that_many_seeds_find_the_difference_as_often_as_asked():
 
 def test_seeds_without_spread_need_two_and_a_wrong_spread_is_refused():
     assert seeds_needed(0.0) == seeds_needed(1e-9) == 2
-    with pytest.raises(ConfigError, match="std_between_seeds=nan"):
-        seeds_needed(math.nan)
+    for settings in (
+        {"std_between_seeds": math.nan},
+        {"difference": 0.0},
+        {"power": 1.0},
+        {"power": 0.0},
+        {"level": 1.0},
+    ):
+        (wrong,) = settings
+        with pytest.raises(ConfigError, match=f"{wrong}={settings[wrong]}"):
+            seeds_needed(**{"std_between_seeds": 0.01, **settings})
