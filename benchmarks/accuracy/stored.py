@@ -2,8 +2,8 @@
 
     python -m benchmarks.accuracy.stored example_model_solutions.jsonl
 
-The file is that of GSM8K's authors (github.com/openai/grade-school-math, `grade_school_math/data`): 1,319 problems, four
-models each, and whether a completion is right. A completion there ends with `A: 18`; the verifier reads `Answer: 18`.
+The file is that of GSM8K's authors (github.com/openai/grade-school-math, `grade_school_math/data`): 1,319 problems,
+four models each, and whether a completion is right. One there ends with `A: 18`; the verifier reads `Answer: 18`.
 """
 
 import argparse
