@@ -172,6 +172,7 @@ def write_run(folder: Path, **changes: object) -> Path:
     (folder / ".hydra" / "hydra.yaml").write_text(yaml.safe_dump(hydra))
     (folder / ".hydra" / "overrides.yaml").write_text("[model=tiny]\n")
     (folder / "metrics.csv").write_text("step,train/reward\n1,0.5\n")
+    (folder / "identity.json").write_bytes(sealed({"format": 1, "identity": {}}))
     return folder
 
 

@@ -14,8 +14,7 @@ from scipy.special import expit
 from scipy.stats import norm
 from torch import Tensor
 
-from apo_lab.statistics.at_passage import passage
-from apo_lab.statistics.paths import BlockValues, last_leave_one_block_out, leave_one_block_out
+from apo_lab.statistics.paths import Sets, last_leave_one_block_out, leave_one_block_out, passage
 from apo_lab.statistics.verdicts import ArmScores, Outcome, compare, decide, pseudo_values
 
 NUM_STUDIES, NUM_PROBLEMS, K = 100, 512, 64
@@ -129,11 +128,11 @@ def scores(endpoint: str, runs: Sequence[Float[Tensor, "points problems"]]) -> F
     found = [each for each in (_endpoint(endpoint, run) for run in runs) if each is not None]
     if not found:
         return torch.zeros(0, 1, dtype=torch.float64)
-    values = torch.tensor([each.value for each in found], dtype=torch.float64)
-    return pseudo_values(values, torch.stack([each.without for each in found]))
+    values = torch.stack(found)
+    return pseudo_values(values[:, 0], values[:, 1:])
 
 
-def _endpoint(endpoint: str, success: Float[Tensor, "points problems"]) -> BlockValues | None:
+def _endpoint(endpoint: str, success: Float[Tensor, "points problems"]) -> Sets | None:
     if endpoint == "last":
         return last_leave_one_block_out(success, K)
     measure = passage if endpoint == "passage" else leave_one_block_out

@@ -213,7 +213,7 @@ def seed_differences(
     truth = second.mean_pass_at_k(k) - first.mean_pass_at_k(k)
     over_problems = paired_intervals(before.mean(0), after.mean(0))
     columns = zip(before.unbind(2), after.unbind(2), strict=True)
-    low, high = ends([seed_difference_test([a], [b]).difference for a, b in columns])
+    low, high = ends([seed_difference_test([a], [b]).interval() for a, b in columns])
     return measure(*ends(over_problems), truth), measure(low.clamp(min=-1), high.clamp(max=1), truth)
 
 

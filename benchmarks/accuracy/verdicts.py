@@ -23,10 +23,9 @@ from scipy.stats import binomtest
 
 from apo_lab.editions.protocol import ENDPOINTS
 from apo_lab.statistics.exact import exact_pass_at_k
-from apo_lab.statistics.instances import compare_instances
 from apo_lab.statistics.levels import Curves, at_levels, difference_band
 from apo_lab.statistics.paths import leave_one_block_out
-from apo_lab.statistics.verdicts import LEVEL, ArmScores, Contrast, Outcome, compare, decide
+from apo_lab.statistics.verdicts import LEVEL, ArmScores, Contrast, Outcome, compare, compare_instances, decide
 from benchmarks.accuracy.cliffs import AT_CLIFF, Cliff, K, SimulatedWorld, power, scores, simulated_run
 from benchmarks.accuracy.cliffs import LEVEL as LEVEL_OF_PASS_AT_1
 from benchmarks.accuracy.intervals import show
@@ -101,10 +100,10 @@ def true_difference(later: float) -> tuple[float, float]:
         values = [
             leave_one_block_out(
                 simulated_run(SimulatedWorld.draw(NUM_PROBLEMS_OF_TRUTH, rng), moved(shift), rng), K, LEVEL_OF_PASS_AT_1
-            ).value
+            )[0]
             for _ in range(NUM_SEEDS_OF_TRUTH)
         ]
-        means.append(torch.logit(torch.tensor(values, dtype=torch.float64)).mean())
+        means.append(torch.logit(torch.stack(values)).mean())
     before, after = means
     return (after - before).item(), (after.sigmoid() - before.sigmoid()).item()
 

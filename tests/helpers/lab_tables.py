@@ -9,9 +9,14 @@ import torch
 
 from apo_lab.editions.protocol import AVERAGED, Protocol, averages_of, method_of
 from apo_lab.editions.tuning import TUNING, chosen
-from apo_lab.statistics.at_passage import locked_share, mean_at_passage, passage
 from apo_lab.statistics.exact import exact_pass_at_k
-from apo_lab.statistics.paths import last_leave_one_block_out, leave_one_block_out
+from apo_lab.statistics.paths import (
+    at_passage,
+    last_leave_one_block_out,
+    leave_one_block_out,
+    locked_share,
+    passage,
+)
 from apo_lightning.model.average import PARTS
 
 POINTS, PROBLEMS, SAMPLES = 12, 64, 512
@@ -101,19 +106,19 @@ def _run(loss: float, level: float, key: dict[str, Any]) -> tuple[dict[str, Any]
     run: dict[str, Any] = {**ends, "steps": 2 * (POINTS - 1), "level": level, "reached": passes[1].max().item()}
     for name, k in (("area", 64), ("area_8", 8)):
         found = leave_one_block_out(success, k, level)
-        run[name] = found.value
+        run[name] = found[0].item()
         if name == "area":
-            run |= {f"area_without_{block}": value for block, value in enumerate(found.without.tolist())}
+            run |= {f"area_without_{block}": value for block, value in enumerate(found[1:].tolist())}
     last = last_leave_one_block_out(success, 64)
-    run |= {f"last_without_{block}": value for block, value in enumerate(last.without.tolist())}
+    run |= {f"last_without_{block}": value for block, value in enumerate(last[1:].tolist())}
     run |= {f"base_pass@{k}": passes[k][0].item() for k in KS}
     at_level = {
         "passage": passage(success, 64, level),
-        "entered": mean_at_passage(success, many, level),
+        "entered": at_passage(success, many, level),
         "locked_share": locked_share(success, lost["locked"], lost["forgotten"], level),
     }
     for name, values in at_level.items():
         if values is not None:
-            run |= {f"{name}_without_{block}": value for block, value in enumerate(values.without.tolist())}
-            run[name] = values.value
+            run |= {f"{name}_without_{block}": value for block, value in enumerate(values[1:].tolist())}
+            run[name] = values[0].item()
     return run, curve

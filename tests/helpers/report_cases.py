@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from apo_lab.reporting.records import Measurement
+from apo_lightning.common.identity import sealed
 from apo_lightning.evaluation.records import DataCard, Estimate, EvaluationResult, ModelCard, ProblemCount
 from factories import sampling_settings
 
@@ -76,11 +77,12 @@ def write_run(
     solved: Sequence[tuple[int, int]] = (),
     num_samples: int = 1,
     weights: str | None = None,
+    problems: str = "1",
 ) -> Path:
     """A training run's folder as Hydra and the callbacks leave it.
 
     `solved`: correct samples of each held-out problem, before and after; without it a share `before` and `after` of
-    twenty. `config` is laid over the composed one.
+    twenty. `config` is laid over the composed one, `problems` is the hash of each held-out set.
     """
     solved = solved or [tuple(num_samples * (i < 20 * share) for share in (before, after)) for i in range(20)]
     hydra = folder / ".hydra"
@@ -101,4 +103,6 @@ def write_run(
     }
     summary = {"held_out": {"arithmetic": look}, "weights_sha256": weights or f"weights of {folder}"}
     (folder / "summary.json").write_text(json.dumps(summary))
+    identity = {f"the problems of validation on {name}": problems for name in ("arithmetic", "locks")}
+    (folder / "identity.json").write_bytes(sealed({"format": 1, "identity": identity}))
     return folder

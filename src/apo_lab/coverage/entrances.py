@@ -13,8 +13,8 @@ from apo_lab.coverage.entrance_records import EntranceResult
 from apo_lab.diagnostics.answer_tree import AnswerTree, Row
 from apo_lab.diagnostics.listed_answers import held_out_prompts, list_answers
 from apo_lab.puzzles import PuzzleSource
-from apo_lab.statistics.cover import cover_curve
 from apo_lab.statistics.entrances import change_of_pass_at_k
+from apo_lab.statistics.exact import cover_curve
 from apo_lightning.common.ranges import Checked, Within
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import ModelCard

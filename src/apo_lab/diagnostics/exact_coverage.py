@@ -15,8 +15,7 @@ from torch import Tensor
 from apo_lab.diagnostics.answer_tree import AnswerTree
 from apo_lab.diagnostics.listed_answers import list_answers
 from apo_lab.puzzles import Puzzle
-from apo_lab.statistics.cover import cover_curve
-from apo_lab.statistics.exact import exact_metrics, means_by_kind
+from apo_lab.statistics.exact import cover_curve, exact_metrics, means_by_kind
 from apo_lightning.callbacks import StepCallback
 from apo_lightning.common.console import say
 from apo_lightning.common.files import write_atomically

@@ -161,7 +161,7 @@ class Question:
     the share of a problem's entrances that 64 samples take, `entered`, and the share of the loss of pass@64 that is
     locked and not forgotten, `locked_share`."""
     unit: str = "run"
-    """What is independent: `run`, for `verdicts.compare`, or `instance`, for `instances.compare_instances`, which takes
+    """What is independent: `run`, for `verdicts.compare`, or `instance`, for `verdicts.compare_instances`, which takes
     one value from each world."""
 
 

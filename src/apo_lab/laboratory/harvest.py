@@ -16,10 +16,16 @@ from torch import Tensor
 from apo_lab.editions.protocol import ALIKE, AVERAGED, DECODED, DECODINGS, ENDPOINTS, SPLIT
 from apo_lab.laboratory.jobs import Job
 from apo_lab.laboratory.published import COST, ENTRANCES, KEY, POINT, Rows
-from apo_lab.statistics.at_passage import locked_share, mean_at_passage, passage
 from apo_lab.statistics.entrances import Entrances, change_of_pass_at_k
 from apo_lab.statistics.exact import exact_pass_at_k
-from apo_lab.statistics.paths import BlockValues, last_leave_one_block_out, leave_one_block_out
+from apo_lab.statistics.paths import (
+    Sets,
+    at_passage,
+    last_leave_one_block_out,
+    leave_one_block_out,
+    locked_share,
+    passage,
+)
 from apo_lightning.common.identity import sha256_of_file, sha256_of_plain
 
 K = 64
@@ -83,11 +89,11 @@ def harvest(job: Job, cfg: DictConfig, identity: Mapping[str, str]) -> Rows:
         plain = {name: value for name, value in own.items() if not name.startswith(ENDPOINTS)}
         for name, values in _of_menu(decoded, job.world.level).items():
             after = {**key, "method": key["method"] + name}
-            rows.runs.append({**after, **common, **plain, "passage": values.value, **dict(_without("passage", values))})
+            rows.runs.append({**after, **common, **plain, "passage": values[0].item(), **_without("passage", values)})
     return rows
 
 
-def _of_menu(decoded: Mapping[str, PolicyPath], level: float) -> dict[str, BlockValues]:
+def _of_menu(decoded: Mapping[str, PolicyPath], level: float) -> dict[str, Sets]:
     """pass@64 at `level` with half of the samples from the base model, and the highest of all `DECODINGS`.
 
     Of the half, pass@1 is that of the policy, whose sample is the first. What does not reach the level is left out.
@@ -95,16 +101,14 @@ def _of_menu(decoded: Mapping[str, PolicyPath], level: float) -> dict[str, Block
     success = decoded[""].success
     own, of_base = (1 - exact_pass_at_k(each, K // 2) for each in (success, success[:1]))
     alike = [passage(path.success, K, level) for name, path in decoded.items() if name in DECODINGS]
-    split = mean_at_passage(success, 1 - own * of_base, level)
+    split = at_passage(success, 1 - own * of_base, level)
     found = {SPLIT: split, ALIKE: _highest(alike), DECODED: _highest([*alike, split])}
     return {name: values for name, values in found.items() if values is not None}
 
 
-def _highest(values: Sequence[BlockValues | None]) -> BlockValues | None:
+def _highest(values: Sequence[Sets | None]) -> Sets | None:
     known = [each for each in values if each is not None]
-    if not known:
-        return None
-    return BlockValues(value=max(v.value for v in known), without=torch.stack([v.without for v in known]).amax(0))
+    return torch.stack(known).amax(0) if known else None
 
 
 def config_sha256(cfg: DictConfig) -> str:
@@ -147,7 +151,7 @@ def _rows(
     found = {
         "last": last_leave_one_block_out(path.success, 64),
         "passage": passage(path.success, K, level),
-        "entered": mean_at_passage(path.success, lost["entered"], level),
+        "entered": at_passage(path.success, lost["entered"], level),
         "locked_share": locked_share(path.success, lost["locked"], lost["forgotten"], level),
     }
     if with_area:
@@ -158,15 +162,15 @@ def _rows(
         **{f"base_{name}": run.points[0][name] for name in ("pass@1", "pass@8", "pass@64")},
         **{name: last[name] for name in POINT},
         "reached": path.success.mean(1).max().item(),
-        **{name: each.value for name, each in values.items() if name != "last"},
-        **{key: value for name, each in values.items() if name in ENDPOINTS for key, value in _without(name, each)},
+        **{name: each[0].item() for name, each in values.items() if name != "last"},
+        **{key: value for name in ENDPOINTS if name in values for key, value in _without(name, values[name]).items()},
         **path.costs.iloc[-1],
     }
     return row, _curve_rows(path, {name: each.mean(1).tolist() for name, each in lost.items()})
 
 
-def _without(name: str, values: BlockValues) -> list[tuple[str, float]]:
-    return [(f"{name}_without_{block}", value) for block, value in enumerate(values.without.tolist())]
+def _without(name: str, values: Sets) -> dict[str, float]:
+    return {f"{name}_without_{block}": value for block, value in enumerate(values[1:].tolist())}
 
 
 def _curve_rows(path: PolicyPath, lost: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:

@@ -94,19 +94,23 @@ def held_out_measurements(run: RunCard, departures: Mapping[str, str]) -> Iterat
     """The untrained policy, where the run validated at step 0, and the trained one with its departures from defaults.
 
     Raises:
-        ConfigError: a summary lacks what every summary has.
+        ConfigError: a summary lacks what every summary has, or a set was measured that the run's identity has not.
     """
     for name, change in run.summary.get("held_out", {}).items():
         try:
-            problems = sorted(change["num_correct"])
-            which = f"{len(problems)} ({short_hash(chr(10).join(problems))})"
+            which = f"{len(change['num_correct'])} ({_problems(run, name)})"
             yield from _of_policies(run, departures, name, which, _counted(change))
         except (KeyError, TypeError) as error:
             raise ConfigError(f"{run.folder}/summary.json: held_out.{name} lacks {error}: train again") from error
-    listing = run.folder / "exact" / "answers.json"
-    which = short_hash(listing.read_text(encoding="utf-8")) if listing.is_file() else None
     for name, exact in _exact(run.metrics).items():
-        yield from _of_policies(run, departures, f"{name}, exact", which, exact)
+        yield from _of_policies(run, departures, f"{name}, exact", _problems(run, name), exact)
+
+
+def _problems(run: RunCard, name: str) -> str:
+    """What the problems of a held-out set are, as the run says."""
+    if (key := f"the problems of validation on {name}") not in run.identity:
+        raise ConfigError(f"{run.folder}/identity.json does not know {key}, which were measured: train again")
+    return short(run.identity[key])
 
 
 def _evaluated(item: Evaluated, keys: Sequence[str], defaults: Defaults | None) -> Measurement:
@@ -197,7 +201,7 @@ def _exact(metrics: Any) -> dict[str, MeasuredAt]:
 
 
 def _of_policies(
-    run: RunCard, departures: Mapping[str, str], name: str, problems: str | None, found: MeasuredAt
+    run: RunCard, departures: Mapping[str, str], name: str, problems: str, found: MeasuredAt
 ) -> Iterator[Measurement]:
     """What a run measured of a set: of the untrained policy at step 0, of the trained one at another step."""
     config = run.config

@@ -16,13 +16,13 @@ from torch import Tensor
 from apo_lab.reporting.names import MODELS, in_order
 from apo_lab.reporting.records import Measurement, bare
 from apo_lab.reporting.runs import grouped, value_place
-from apo_lab.statistics.seeds import seed_mean_intervals
+from apo_lab.statistics.seeds import mean_of_intervals, seed_mean_intervals
 from apo_lightning.common.identity import sha256_of
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.records import Estimate, ProblemCount
 from apo_lightning.evaluation.results import SHARES, estimate_of, score_range
 from apo_lightning.metrics.functional import pass_at_k_curve
-from apo_lightning.metrics.intervals import mean_intervals
+from apo_lightning.metrics.intervals import Interval, mean_intervals
 
 OF_ALL_BENCHMARKS = ("temperature", "top-p", "engine", "precision", "stop tokens")
 """Settings of all benchmarks of a model: where one benchmark differs in them, all are labelled."""
@@ -110,14 +110,8 @@ def mean_over_seeds(measurements: Iterable[Measurement]) -> list[Measurement]:
 
 
 def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
-    """Mean of estimates that share no problem and no seed: distances of the ends add in quadrature, √(Σ_b h_b²)/B.
-
-    Ends 0.3 and 0.4 away from their values: √(0.3² + 0.4²)/2 = 0.25.
-    """
-    count, mean = len(estimates), _bare_mean(estimates).value
-    below = math.hypot(*(estimate.value - estimate.low for estimate in estimates)) / count
-    above = math.hypot(*(estimate.high - estimate.value for estimate in estimates)) / count
-    return Estimate(value=mean, low=mean - below, high=mean + above)
+    """`statistics.seeds.mean_of_intervals`."""
+    return estimate_of(mean_of_intervals([Interval(mean=e.value, low=e.low, high=e.high) for e in estimates]))
 
 
 def mean_over_both(measured: Sequence[tuple[Measurement, str]]) -> Estimate:

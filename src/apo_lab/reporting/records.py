@@ -14,6 +14,7 @@ import pandas as pd
 
 from apo_lab.coverage.records import CoverageResult
 from apo_lab.reporting.names import BASE, METHODS, MODELS, variant_name
+from apo_lightning.common.identity import Identity
 from apo_lightning.evaluation.records import Estimate, EvaluationResult, ProblemCount
 
 Result = TypeVar("Result", EvaluationResult, CoverageResult)
@@ -32,6 +33,8 @@ class RunCard:
     """The whole composed config, flat: dotted key → value as text; and the option of each config group."""
     derived: frozenset[str] = frozenset()
     """The keys whose values are those of other keys."""
+    identity: Identity = field(default_factory=dict)
+    """identity.json: what the run read besides its settings."""
     metrics: pd.DataFrame = field(default_factory=pd.DataFrame, compare=False)
     """metrics.csv, a row a step, a column a key; NaN where a key was not logged or its value was not finite."""
     summary: Mapping[str, Any] = field(default_factory=dict)

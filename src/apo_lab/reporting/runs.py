@@ -15,12 +15,15 @@ from apo_lab.reporting.names import AXES, METHODS, MODELS, in_order, variant_nam
 from apo_lab.reporting.records import RunCard
 from apo_lightning.common.files import read_yaml_text
 from apo_lightning.common.formatting import flatten
+from apo_lightning.common.identity import Identity, read_record
 from apo_lightning.errors import ConfigError
 
 PRUNED = frozenset({"checkpoints", "rollouts"})
 """Folders of a run that hold neither runs nor evaluations, but thousands of files."""
 FILES = (".hydra/config.yaml", ".hydra/hydra.yaml", "metrics.csv")
-"""What every folder of a run has."""
+"""What every folder of a run has, besides its `identity.json`."""
+IDENTITY_VERSION = 1
+"""Of the format of `identity.json`."""
 RunsByMethod = Mapping[str, Sequence[RunCard]]
 """Printed method and setting → its runs, which differ in their seed alone."""
 T = TypeVar("T")
@@ -179,9 +182,16 @@ def _read_run(folder: Path) -> RunCard:
         model=config.get("model.name", "?"),
         config=config,
         derived=frozenset(key for key, value in flatten(composed).items() if value.startswith("${")),
+        identity=_read_identity(folder / "identity.json"),
         metrics=read_metrics(folder / "metrics.csv"),
         summary=read_summary(folder / "summary.json"),
     )
+
+
+def _read_identity(path: Path) -> Identity:
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing: the run was trained by an earlier version, name other folders in runs=")
+    return read_record(path, dict[str, dict[str, str]], IDENTITY_VERSION).get("identity", {})
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Exact pass@k, from a policy's probabilities of all valid answers of each problem."""
+"""Exact pass@k and Cover@τ, from a policy's probabilities of all valid answers of each problem."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +11,8 @@ from apo_lightning.errors import ConfigError
 
 DEAD = 1e-4
 """A branch with a lower probability counts as dead: fewer than one in ten thousand samples take it."""
+THRESHOLDS = (0.001, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)
+"""The τ at which the curve is reported; pass@64 is above 1/2 where p(x) is above 0.011."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,22 @@ def exact_pass_at_k(success: Float[Tensor, "*problems"], k: int) -> Float[Tensor
         raise ConfigError(f"pass@{k}: k must be at least 1")
     # (1 − p) ** k would lose a p below the spacing of floats around 1.
     return -torch.expm1(k * torch.log1p(-success.double()))
+
+
+def cover_curve(success: Float[Tensor, "problems"], thresholds: Sequence[float] = THRESHOLDS) -> dict[str, float]:
+    """`cover@τ` for each τ in (0, 1]: the share of problems with p(x) ≥ τ, in [0, 1]; it falls with τ.
+
+    Its integral over τ is pass@1, the mean of p(x). pass@k is its mean with the weight k(1 − τ)^{k−1}, which lies near
+    τ = 0 for large k.
+
+    Source: Dragoi et al. 2025, "Beyond Pass@k: breadth-depth metrics for reasoning boundaries" (arXiv 2510.08325).
+    Departure: p(x) is exact, where the source samples.
+
+    Example:
+        >>> cover_curve(torch.tensor([0.05, 0.5]), (0.01, 0.2, 0.8))
+        {'cover@0.01': 1.0, 'cover@0.2': 0.5, 'cover@0.8': 0.0}
+    """
+    return {f"cover@{threshold:g}": (success >= threshold).double().mean().item() for threshold in thresholds}
 
 
 def strategy_entropy(mass: Float[Tensor, "problems strategies"]) -> Float[Tensor, "problems"]:

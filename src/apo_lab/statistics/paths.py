@@ -1,6 +1,4 @@
-"""pass@k over pass@1 along a training run: at first passage, its area, and the area without a block of problems."""
-
-from dataclasses import dataclass
+"""pass@k over pass@1 along a training run: at first passage, its area, at its end, and without a block of problems."""
 
 import torch
 from jaxtyping import Float
@@ -11,20 +9,12 @@ from apo_lightning.errors import ConfigError
 
 NUM_LEVELS = 64
 NUM_BLOCKS = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockValues:
-    """A statistic of all problems of one run, and of all but one block of them."""
-
-    value: float
-    without: Float[Tensor, "blocks"]
-    """The statistic without block b; `verdicts.pseudo_values` takes these."""
-
-    @classmethod
-    def of(cls, columns: Float[Tensor, "sets"]) -> "BlockValues":
-        """From the statistic of each set of `block_weights`."""
-        return cls(value=columns[0].item(), without=columns[1:])
+LEAST_LOSS = 1e-3
+"""Locked and forgotten together, as a share of pass@64: the shares of a smaller loss are not told apart."""
+Success = Float[Tensor, "points problems"]
+"""p, the probability that one sample is right, at each evaluation point, the base model first."""
+Sets = Float[Tensor, "sets"]
+"""A statistic of all problems of a run, then without each block of them; `verdicts.pseudo_values` takes these."""
 
 
 def first_passage(
@@ -96,16 +86,14 @@ def area(
     return first_passage(ones, many, levels).mean(0)
 
 
-def leave_one_block_out(
-    success: Float[Tensor, "points problems"], k: int, level: float, num_blocks: int = NUM_BLOCKS
-) -> BlockValues:
+def leave_one_block_out(success: Success, k: int, level: float, num_blocks: int = NUM_BLOCKS) -> Sets:
     """`area` under exact pass@k of one run, of all problems and without each block.
 
     Problem i is in block i mod `num_blocks`. Without a block, the base model's pass@1, the levels and the crossings are
     computed from the other problems; `level` stays.
 
     Args:
-        success: p, the probability that one sample is right, at each evaluation point, the base model first.
+        success: of the run.
         k: pass@k of a problem is 1 − (1 − p)^k.
         level: as in `area`.
         num_blocks: at least 2.
@@ -114,22 +102,84 @@ def leave_one_block_out(
         ConfigError: there are fewer problems than blocks, or as in `area`.
     """
     keep = block_weights(success.shape[1], num_blocks)
-    return BlockValues.of(area(success.double() @ keep, exact_pass_at_k(success, k) @ keep, level))
+    return area(success.double() @ keep, exact_pass_at_k(success, k) @ keep, level)
 
 
-def last_leave_one_block_out(
-    success: Float[Tensor, "points problems"], k: int, num_blocks: int = NUM_BLOCKS
-) -> BlockValues:
+def last_leave_one_block_out(success: Success, k: int, num_blocks: int = NUM_BLOCKS) -> Sets:
     """Exact pass@k at the last evaluation point, of all problems and without each block.
 
     Args, raises: as `leave_one_block_out`.
 
     Example:
-        >>> found = last_leave_one_block_out(torch.tensor([[0.0, 0.5, 1.0, 0.5]]), k=2, num_blocks=2)
-        >>> found.value, found.without.tolist()
-        (0.625, [0.75, 0.5])
+        >>> last_leave_one_block_out(torch.tensor([[0.0, 0.5, 1.0, 0.5]]), k=2, num_blocks=2).tolist()
+        [0.625, 0.75, 0.5]
     """
-    return BlockValues.of(exact_pass_at_k(success[-1], k) @ block_weights(success.shape[1], num_blocks))
+    return exact_pass_at_k(success[-1], k) @ block_weights(success.shape[1], num_blocks)
+
+
+def at_passage(
+    success: Success, values: Float[Tensor, "points problems"], level: float, num_blocks: int = NUM_BLOCKS
+) -> Sets | None:
+    """The mean of a metric of problems where pass@1 first reaches `level`: of all, then without each block of them.
+
+    Without a block a run may miss the level by a hair; its level is then the highest pass@1 that it reaches.
+
+    Args:
+        success: of the run.
+        values: of the metric.
+        level: of pass@1.
+        num_blocks: at least 2.
+
+    Returns:
+        None if pass@1 over all problems never reaches `level`.
+
+    Raises:
+        ConfigError: there are fewer problems than blocks.
+
+    Example:
+        Two problems in two blocks; pass@1 rises from 0.1 to 0.5, and the level 0.3 lies half-way.
+
+        >>> success, values = torch.tensor([[0.1, 0.1], [0.9, 0.1]]), torch.tensor([[1.0, 1.0], [0.0, 1.0]])
+        >>> [round(value, 6) for value in at_passage(success, values, level=0.3, num_blocks=2).tolist()]
+        [0.75, 1.0, 0.75]
+    """
+    keep = block_weights(success.shape[1], num_blocks)
+    ones, many = (each.double() @ keep for each in (success, values))
+    if ones[:, 0].max() < level:
+        return None
+    return first_passage(ones, many, ones.max(0).values.clamp(max=level)[None])[0]
+
+
+def passage(success: Success, k: int, level: float, num_blocks: int = NUM_BLOCKS) -> Sets | None:
+    """Exact pass@k `at_passage`, an endpoint for what is lost near that level.
+
+    `area` averages over levels from the base model's on, so a fall in the last tenth of them moves it by a tenth of the
+    fall; this endpoint moves by all of it.
+    """
+    return at_passage(success, exact_pass_at_k(success.double(), k), level, num_blocks)
+
+
+def locked_share(
+    success: Success,
+    locked: Float[Tensor, "points problems"],
+    forgotten: Float[Tensor, "points problems"],
+    level: float,
+) -> Sets | None:
+    """locked/(locked + forgotten), each `at_passage`, in [0, 1]; both are sums of a problem's parts, none above 0.
+
+    Returns:
+        None as `at_passage`, or if less than `LEAST_LOSS` of pass@64 is lost without some block.
+
+    Example:
+        >>> success = torch.linspace(0.1, 0.5, 3)[:, None].expand(3, 16)
+        >>> locked, forgotten = (torch.tensor([0.0, -part, -part])[:, None].expand(3, 16) for part in (0.3, 0.1))
+        >>> round(locked_share(success, locked, forgotten, level=0.3)[0].item(), 6)
+        0.75
+    """
+    found = [at_passage(success, part, level) for part in (locked, forgotten)]
+    if found[0] is None or found[1] is None or bool((found[0] + found[1] > -LEAST_LOSS).any()):
+        return None
+    return (found[0] / (found[0] + found[1])).clamp(0, 1)
 
 
 def block_weights(num_problems: int, num_blocks: int) -> Float[Tensor, "problems sets"]:

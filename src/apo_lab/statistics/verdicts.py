@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import torch
@@ -44,24 +44,14 @@ class ArmScores:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeedCount:
-    """The number of training seeds of a comparison in one world."""
-
-    world: str
-    before: int
-    after: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Contrast:
     """The difference of method B (`after`) and method A (`before`).
 
     Standard error and ends are NaN, and the p-value is 1, if an arm has one seed in a world or if nothing varies.
     """
 
-    before: str
-    after: str
-    seeds: tuple[SeedCount, ...]
+    min_seeds: int
+    """The fewest training seeds that an arm has in a world."""
     reference: float
     """m_A in (0, 1): the endpoint of A."""
     logit_difference: Interval
@@ -105,8 +95,8 @@ def pseudo_values(
         `benchmarks/accuracy/verdicts.py` it makes the variance between seeds 1.6 times as large on average.
 
     Args:
-        value: θ, as `paths.BlockValues.value`.
-        without: θ_(−b), the statistic without block b.
+        value: θ, the first of `paths.Sets`.
+        without: θ_(−b), the statistic without block b, the others of them.
 
     Raises:
         ConfigError: a value is not in [0, 1].
@@ -178,9 +168,7 @@ def compare(before: ArmScores, after: ArmScores) -> Contrast:
     found = _over_worlds([_in_world([a, b], b.mean(0) - a.mean(0)) for a, b in pairs.values()])
     reference = math.fsum(a.mean().item() for a, _ in pairs.values()) / len(pairs)
     return Contrast(
-        before=before.name,
-        after=after.name,
-        seeds=tuple(SeedCount(world=world, before=len(a), after=len(b)) for world, (a, b) in pairs.items()),
+        min_seeds=min(len(table) for pair in pairs.values() for table in pair),
         reference=_expit(reference),
         logit_difference=found.interval(),
         standard_error=found.standard_error,
@@ -191,10 +179,45 @@ def compare(before: ArmScores, after: ArmScores) -> Contrast:
     )
 
 
+def compare_instances(before: ArmScores, after: ArmScores) -> Contrast:
+    """The difference of two methods over W instances of a task, tested by a t-test with one value per instance.
+
+    With Δ_w the difference of the two means in instance w, and m_A as in `compare`,
+
+        Δ = mean_w Δ_w,   V = var_w(Δ_w)/W,   t = Δ/√V with W − 1 degrees of freedom
+
+    The verdict covers other instances of the same kind. Seeds and problems count through the Δ_w alone, so one run of
+    each arm per instance is enough: `decide` asks for three instances in place of three seeds, and says
+    `too few seeds` where there are fewer. `Contrast.min_seeds` is W.
+
+    Source: Student 1908, "The probable error of a mean".
+
+    Raises:
+        ConfigError: as `compare`.
+
+    Example:
+        Three instances with Δ_w of 0, 1 and 2: t = 1/√(1/3), and p = 0.23 with 2 degrees of freedom.
+
+        >>> arms = [
+        ...     ArmScores(name=name, tables={str(w): torch.full((1, 2), shift * w) for w in range(3)})
+        ...     for name, shift in (("a", 0.0), ("b", 1.0))
+        ... ]
+        >>> found = compare_instances(*arms)
+        >>> found.logit_difference.mean, round(found.freedom, 6), round(found.p_value, 2)
+        (1.0, 2.0, 0.23)
+    """
+    compare(before, after)  # refuses arms that do not have the same worlds
+    a, b = (torch.stack([arm.tables[world].double().mean() for world in before.tables]) for arm in (before, after))
+    # An instance takes the place of a seed, and A is m_A in all of them, so that V has no other part than var_w(Δ_w).
+    values = a.mean().expand_as(a), a.mean() + b - a
+    arms = zip((before, after), values, strict=True)
+    return compare(*(replace(arm, tables={"instances": value[:, None].expand(-1, 2)}) for arm, value in arms))
+
+
 def decide(contrasts: Sequence[Contrast], margin: float = MARGIN) -> list[Verdict]:
     """A verdict for each comparison of a family that was written down beforehand.
 
-    - `too few seeds`: an arm has fewer than 3 seeds in a world, or `instances.compare_instances` had fewer than 3
+    - `too few seeds`: an arm has fewer than 3 seeds in a world, or `compare_instances` had fewer than 3
       instances;
     - `higher` or `lower`: the p-value, adjusted by Holm's method over the whole family, is below 0.05;
     - `equivalent`: two one-sided tests at 0.05 reject a difference of ±`margin`: the 90 % interval lies between them;
@@ -216,7 +239,7 @@ def decide(contrasts: Sequence[Contrast], margin: float = MARGIN) -> list[Verdic
     """
     if not 0 < margin < 1:
         raise ConfigError(f"margin {margin}: the largest difference that does not matter is between 0 and 1")
-    adjusted = holm([1.0 if _has_too_few_seeds(c) else c.p_value for c in contrasts])
+    adjusted = holm([1.0 if c.min_seeds < MIN_SEEDS else c.p_value for c in contrasts])
     return [
         Verdict(outcome=_outcome(contrast, p, margin), adjusted_p_value=p)
         for contrast, p in zip(contrasts, adjusted, strict=True)
@@ -224,17 +247,13 @@ def decide(contrasts: Sequence[Contrast], margin: float = MARGIN) -> list[Verdic
 
 
 def _outcome(contrast: Contrast, adjusted_p_value: float, margin: float) -> Outcome:
-    if _has_too_few_seeds(contrast):
+    if contrast.min_seeds < MIN_SEEDS:
         return Outcome.TOO_FEW_SEEDS
     if adjusted_p_value < LEVEL:
         return Outcome.HIGHER if contrast.logit_difference.mean > 0 else Outcome.LOWER
     # NaN ends compare as False: undecided.
     is_inside = -margin < contrast.interval_90.low and contrast.interval_90.high < margin
     return Outcome.EQUIVALENT if is_inside else Outcome.UNDECIDED
-
-
-def _has_too_few_seeds(contrast: Contrast) -> bool:
-    return any(min(count.before, count.after) < MIN_SEEDS for count in contrast.seeds)
 
 
 def _in_world(tables: Sequence[Float[Tensor, "_ blocks"]], by_block: Float[Tensor, "blocks"]) -> SeedEstimate:

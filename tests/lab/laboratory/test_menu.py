@@ -24,20 +24,20 @@ BASE, COLLAPSED = (0.2, 0.2), (0.8, 0.0)
 
 def test_half_of_the_samples_come_from_the_base_and_pass_at_1_is_the_policys():
     found = _of_menu({"": path(BASE, COLLAPSED)}, LEVEL)[SPLIT]
-    assert _of_menu({"": path(BASE, COLLAPSED)}, LEVEL)[ALIKE].value < found.value
+    assert _of_menu({"": path(BASE, COLLAPSED)}, LEVEL)[ALIKE][0] < found[0]
     # The level lies at 19/20 of the way from the base to the collapsed policy.
     of_base, of_collapsed = 0.8**32, (0.2**32 + 1) / 2
     expected = 1 - of_base * (0.05 * of_base + 0.95 * of_collapsed)
-    assert found.value == pytest.approx(expected, abs=1e-12)
+    assert found[0].item() == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_highest_is_taken_of_all_problems_and_without_each_block():
     # Without decoding half of the problems are lost; the mixture reaches the level with all of them.
     mixture = path(BASE, (0.4, 0.4))
     found = _of_menu({"": path(BASE, COLLAPSED), "+mixture": mixture}, LEVEL)
-    assert found[DECODED].value == pytest.approx(REACHED, abs=1e-12)
-    assert found[DECODED].value == found[ALIKE].value > found[SPLIT].value
-    assert found[DECODED].without.tolist() == pytest.approx([REACHED] * 16, abs=1e-12)
+    assert found[DECODED][0].item() == pytest.approx(REACHED, abs=1e-12)
+    assert found[DECODED][0] == found[ALIKE][0] > found[SPLIT][0]
+    assert found[DECODED][1:].tolist() == pytest.approx([REACHED] * 16, abs=1e-12)
 
 
 def test_what_does_not_reach_the_level_is_left_out_and_averages_of_a_part_are_no_decoding():
@@ -46,4 +46,4 @@ def test_what_does_not_reach_the_level_is_left_out_and_averages_of_a_part_are_no
     # Training does not reach the level, and a lower temperature does.
     found = _of_menu({"": short, "+temperature": better}, LEVEL)
     assert SPLIT not in found
-    assert found[DECODED].value == pytest.approx(REACHED, abs=1e-12)
+    assert found[DECODED][0].item() == pytest.approx(REACHED, abs=1e-12)

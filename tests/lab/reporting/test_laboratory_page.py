@@ -227,7 +227,7 @@ def test_a_question_at_one_level_leaves_out_the_runs_that_do_not_reach_it_and_ne
 
     assert verdict(3, "all").outcome == "higher"
     two = verdict(2, "two")
-    assert (two.outcome, two.contrast.seeds[0].after) == ("too few seeds", 2)
+    assert (two.outcome, two.contrast.min_seeds) == ("too few seeds", 2)
     none = verdict(0, "none")
     assert (none.outcome, none.contrast) == ("too few seeds", None)
 

@@ -8,8 +8,7 @@ import pytest
 from apo_lab.editions.protocol import load_protocol
 from apo_lab.reporting.laboratory.comparisons import answered, prediction_outcome
 from apo_lab.reporting.laboratory.figures import laboratory_figures
-from apo_lab.reporting.laboratory.layers import PARTS, layers_tables
-from apo_lab.reporting.laboratory.lost import lost_tables
+from apo_lab.reporting.laboratory.lost import PARTS, layers_tables, lost_tables
 from apo_lab.reporting.laboratory.reading import read_edition
 from lab_tables import POINTS, write_tables
 
@@ -92,7 +91,7 @@ def test_there_is_a_figure_of_the_parts_and_one_of_the_layers(edition):
 
 def test_a_part_is_compared_with_the_average_of_all_weights_at_its_own_pass1(edition, monkeypatch):
     weight = 1 - 6 / (POINTS - 1)
-    monkeypatch.setattr("apo_lab.reporting.laboratory.layers.SHOWN_WEIGHTS", (weight, 1.0))
+    monkeypatch.setattr("apo_lab.reporting.laboratory.lost.SHOWN_WEIGHTS", (weight, 1.0))
     curves = edition.curves.copy()
     is_middle = curves.method == "grpo+average_middle"
     curves.loc[is_middle, "pass@64"] -= 0.01  # simulated parts lie on the path of averages of all weights

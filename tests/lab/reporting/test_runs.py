@@ -10,6 +10,7 @@ from apo_lab.reporting.evaluations import measurements, read_evaluations, with_s
 from apo_lab.reporting.figures.report import report_figures
 from apo_lab.reporting.records import Evaluated, Evaluations, Measurement, RunCard
 from apo_lab.reporting.runs import axes, read_runs, settings
+from apo_lightning.common.identity import sealed
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.loading import write_record
 from report_cases import result, write_run
@@ -45,6 +46,12 @@ def test_a_run_is_found_once_through_two_folders(tmp_path: Path) -> None:
         ("summary.json", "{", r"summary\.json: not JSON"),
         ("metrics.csv", "step,a\nx,1\n", r"metrics\.csv: Unable to parse string .x. at position 0"),
         ("metrics.csv", "epoch,a\n1,1\n", r"metrics\.csv: has no column `step`"),
+        ("identity.json", "{}", r"identity\.json has format None"),
+        (
+            "identity.json",
+            sealed({"format": 1, "identity": {"a": [1]}}).decode(),
+            r"identity\.json is damaged: identity\.a",
+        ),
     ],
 )
 def test_a_broken_file_is_named_in_one_line(tmp_path: Path, name: str, content: str, message: str) -> None:
@@ -125,11 +132,9 @@ def test_a_summary_gives_the_untrained_policy_and_the_gain(tmp_path: Path) -> No
 
 def test_exact_values_of_other_problems_or_of_a_run_that_stopped_are_kept_apart(tmp_path: Path) -> None:
     for name, last in (("one", 3), ("two", 2)):
-        folder = write_run(tmp_path / name, config={"trainer": {"max_steps": 3}})
+        folder = write_run(tmp_path / name, config={"trainer": {"max_steps": 3}}, problems=name)
         (folder / "metrics.csv").write_text(f"step,val/locks/exact/pass@1\n0,0.25\n{last},0.5\n")
         (folder / "summary.json").unlink()
-        (folder / "exact").mkdir()
-        (folder / "exact" / "answers.json").write_text(name)
     found = measurements(read_runs([tmp_path]), Evaluations(), DEFAULTS)
     assert [(item.method, item.settings, item.metrics["pass@1"].value) for item in found] == [
         *(("Base", {}, 0.25), ("APO", {}, 0.5)),
@@ -138,6 +143,26 @@ def test_exact_values_of_other_problems_or_of_a_run_that_stopped_are_kept_apart(
     first, second = {item.block for item in found[:2]}, {item.block for item in found[2:]}
     assert len(first) == len(second) == 1
     assert first != second
+
+
+def test_equal_ids_with_other_answers_are_other_problems(tmp_path: Path) -> None:
+    for seed, problems in ((1, "1f"), (2, "1f"), (3, "07")):
+        write_run(tmp_path / str(seed), seed=seed, problems=problems)
+    blocks = [item.block for item in measurements(read_runs([tmp_path]), Evaluations())]
+    assert blocks == ["tiny, problems = 20 (1f)"] * 4 + ["tiny, problems = 20 (07)"] * 2
+
+
+@pytest.mark.parametrize("lost", ["the file", "the set"])
+def test_a_run_that_does_not_say_what_it_read_is_refused(tmp_path: Path, lost: str) -> None:
+    path = write_run(tmp_path / "run") / "identity.json"
+    if lost == "the file":
+        path.unlink()
+        with pytest.raises(ConfigError, match=r"identity\.json is missing: .* name other folders in runs="):
+            read_runs([tmp_path])
+    else:
+        path.write_bytes(sealed({"format": 1, "identity": {}}))
+        with pytest.raises(ConfigError, match=r"does not know the problems of validation on arithmetic"):
+            measurements(read_runs([tmp_path]), Evaluations())
 
 
 def test_a_summary_of_another_shape_is_refused(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from apo_lab.statistics.at_passage import at_passage, locked_share, mean_at_passage
 from apo_lab.statistics.entrances import Entrances, change_of_pass_at_k
+from apo_lab.statistics.paths import at_passage, locked_share
 from apo_lightning.errors import ConfigError
 
 BLOCKS, PROBLEMS, POINTS, LEVEL = 16, 40, 9, 0.35
@@ -35,7 +35,6 @@ def test_every_set_of_problems_is_at_its_own_passage():
 def test_a_level_that_is_never_reached_has_no_value_and_too_few_problems_are_refused():
     success = torch.full((3, 16), 0.2)
     assert at_passage(success, success, 0.21) is None
-    assert mean_at_passage(success, success, 0.21) is None
     assert locked_share(success, -success, -success, 0.21) is None
     with pytest.raises(ConfigError, match="15 problems in 16 blocks"):
         at_passage(success[:, :15], success[:, :15], 0.1)
@@ -57,12 +56,12 @@ def test_a_locked_entrance_and_a_forgotten_skill_are_told_apart(falls, share):
     changes = [change_of_pass_at_k(policies[0], each, 64).signed() for each in policies]
     locked, forgotten = (torch.stack([policies[0].summed(c[n]) for c in changes]) for n in ("locked", "forgotten"))
     found = locked_share(torch.stack([each.success for each in policies]), locked, forgotten, 0.25)
-    assert found.value == pytest.approx(share, abs=1e-9)
-    assert found.without.tolist() == pytest.approx([share] * 16, abs=1e-9)
+    assert found[0].item() == pytest.approx(share, abs=1e-9)
+    assert found[1:].tolist() == pytest.approx([share] * 16, abs=1e-9)
 
 
 def test_a_loss_that_is_too_small_has_no_share():
     success = torch.linspace(0.1, 0.5, 3)[:, None].expand(3, 16)
     tiny = torch.full((3, 16), -4e-4)
     assert locked_share(success, tiny, tiny, 0.3) is None
-    assert locked_share(success, 2 * tiny, tiny, 0.3).value == pytest.approx(2 / 3)
+    assert locked_share(success, 2 * tiny, tiny, 0.3)[0].item() == pytest.approx(2 / 3)

@@ -7,9 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apo_lab.statistics.cover import cover_curve
 from apo_lab.statistics.entrances import Entrances, change_of_pass_at_k, distances, weights_within
-from apo_lab.statistics.exact import exact_pass_at_k
+from apo_lab.statistics.exact import cover_curve, exact_pass_at_k
 
 
 def entrances(mass, skill, problem=None):

@@ -88,7 +88,7 @@ def test_the_difference_has_the_interval_of_the_formula(seeds_a, seeds_b):
     seeds = [(variances(scores)[0], len(scores) - 1) for scores in arms]
     difference = second.mean(0) - first.mean(0)
     half = half_width(seeds, [(difference.var(ddof=1) / 25, 24)], sum(variances(scores)[2] for scores in arms))
-    interval = seed_difference_test([torch.from_numpy(first)], [torch.from_numpy(second)]).difference
+    interval = seed_difference_test([torch.from_numpy(first)], [torch.from_numpy(second)]).interval()
     assert interval.mean == pytest.approx(difference.mean())
     assert (interval.high - interval.mean, interval.mean - interval.low) == pytest.approx((half, half), rel=1e-9)
 
@@ -105,7 +105,7 @@ def test_no_mean_is_surer_over_seeds_and_problems_than_over_problems():
 
 
 def test_methods_of_which_nothing_differs_have_no_interval():
-    interval = seed_difference_test([torch.full((2, 9), 0.3)], [torch.full((3, 9), 0.4)]).difference
+    interval = seed_difference_test([torch.full((2, 9), 0.3)], [torch.full((3, 9), 0.4)]).interval()
     assert (interval.mean, math.isnan(interval.low), math.isnan(interval.high)) == (pytest.approx(0.1), True, True)
 
 
@@ -158,7 +158,7 @@ def test_the_test_over_benchmarks_is_that_of_the_formulas():
     freedom = max(1, (sum(by_seed) + sum(by_problem)) ** 2 / spread)
     mean = np.mean([d.mean() for d in differences])
     test = seed_difference_test(*([torch.from_numpy(bench) for bench in method] for method in (befores, afters)))
-    assert test.difference.mean == pytest.approx(mean)
+    assert test.mean == pytest.approx(mean)
     assert test.p_value == pytest.approx(2 * stats.t.sf(abs(mean) / math.sqrt(total), freedom))
 
 

@@ -6,9 +6,8 @@ from apo_lab.editions.protocol import Protocol
 from apo_lab.reporting.laboratory.comparisons import answered
 from apo_lab.reporting.laboratory.decodings import decodings_tables
 from apo_lab.reporting.laboratory.figures import laboratory_figures
-from apo_lab.reporting.laboratory.layers import layers_tables
 from apo_lab.reporting.laboratory.levels import groups, level_tables
-from apo_lab.reporting.laboratory.lost import lost_tables
+from apo_lab.reporting.laboratory.lost import layers_tables, lost_tables
 from apo_lab.reporting.laboratory.reading import read_edition
 from apo_lab.reporting.laboratory.shortfall import shortfall_table
 from apo_lab.reporting.laboratory.tables import (

@@ -7,8 +7,16 @@ import torch
 
 from apo_lab.editions.protocol import BLOCKS, HALF, Prediction, Question, method_of
 from apo_lab.reporting.laboratory.reading import Edition, arm_name
-from apo_lab.statistics.instances import compare_instances
-from apo_lab.statistics.verdicts import MIN_SEEDS, ArmScores, Contrast, Outcome, Verdict, compare, decide
+from apo_lab.statistics.verdicts import (
+    MIN_SEEDS,
+    ArmScores,
+    Contrast,
+    Outcome,
+    Verdict,
+    compare,
+    compare_instances,
+    decide,
+)
 
 DECIDED = (Outcome.HIGHER, Outcome.LOWER, Outcome.EQUIVALENT)
 

@@ -19,7 +19,6 @@ from apo_lab.reporting.figures.canvas import (
     ticks_in_per_cent,
 )
 from apo_lab.reporting.laboratory.decodings import decodings_figures
-from apo_lab.reporting.laboratory.layers import layers_figures
 from apo_lab.reporting.laboratory.levels import (
     EVERY,
     EXPLORED,
@@ -30,7 +29,7 @@ from apo_lab.reporting.laboratory.levels import (
     compared_groups,
     drawn_groups,
 )
-from apo_lab.reporting.laboratory.lost import lost_figures
+from apo_lab.reporting.laboratory.lost import layers_figures, lost_figures
 from apo_lab.reporting.laboratory.reading import ArmRuns, Edition, arm_name
 from apo_lab.reporting.names import BASE
 from apo_lab.reporting.style import QUIET, Style, styles_of

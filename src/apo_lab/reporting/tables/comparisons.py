@@ -55,7 +55,7 @@ def comparison_table(measurements: Sequence[Measurement]) -> Table:
             b.label,
             f"{seeds_cell(a).text}, {seeds_cell(b).text}",
             metric,
-            points_cell(_possible(estimate_of(test.difference))),
+            points_cell(_possible(estimate_of(test.interval()))),
             p_cell(test.p_value, level=LEVEL if is_single else 0.0),
             EMPTY if is_single else p_cell(adjusted.get(place, math.nan), level=LEVEL),
             EMPTY if BASE in (a.head.method, b.head.method) else _seeds_needed(scores),
