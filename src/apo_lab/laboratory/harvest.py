@@ -48,14 +48,10 @@ class PolicyPath:
     def lost(self, base: Entrances) -> dict[str, Float[Tensor, "points problems"]]:
         """By point and problem: the share of entrances that K samples take, and `Change.signed`."""
         count = base.summed(torch.ones_like(base.mass)).clamp(min=1)
-        found: dict[str, list[Tensor]] = {}
-        for own in self.entrances:
-            change = change_of_pass_at_k(base, own, K)
-            values = {"entered": own.summed(own.values(K)[f"entered@{K}"]) / count}
-            values |= {name: own.summed(part) for name, part in change.signed().items()}
-            for name, each in values.items():
-                found.setdefault(name, []).append(each)
-        return {name: torch.stack(each) for name, each in found.items()}
+        entered = [own.summed(own.values(K)[f"entered@{K}"]) / count for own in self.entrances]
+        changes = [change_of_pass_at_k(base, own, K).signed() for own in self.entrances]
+        parts = {name: torch.stack([base.summed(change[name]) for change in changes]) for name in changes[0]}
+        return {"entered": torch.stack(entered), **parts}
 
 
 def harvest(job: Job, cfg: DictConfig, identity: Mapping[str, str]) -> Rows:
