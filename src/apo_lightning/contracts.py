@@ -24,6 +24,33 @@ from apo_lightning.types import (
     count_statuses,
 )
 
+
+class Recipe(Protocol):
+    """What a run is made of, before any weights are loaded; `run.recipe` makes it.
+
+    A loss, reward, callback or option of the step that cannot work in every run has `check(recipe)`, which raises
+    `ConfigError`.
+    """
+
+    settings: Any
+    """`StepSettings`."""
+    loss: Any
+    advantage: Any
+    callbacks: Mapping[str, Any]
+    options: Mapping[str, Any]
+    """Options of the step by key, such as `algo.critic`."""
+    needs: Needs
+    """What loss, callbacks and options read."""
+    max_steps: int
+    model: Any
+    """`PolicySpec`."""
+    tokenizer: Any
+    lora: Any
+    is_sharded: bool
+    data: Any
+    """`PromptDataModule`; reading it loads all problems."""
+
+
 # ------------------------------------------------------------------ rewards
 
 

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from apo_lab.losses.minibatch_tokens import MarkingGRPO, MinibatchTokens
+from apo_lightning.contracts import Recipe
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import GRPO, applicable
 from apo_lightning.losses.functional import Number, importance_ratio, log_ratio
@@ -125,9 +126,9 @@ class KLCov(CovarianceGRPO):
         if not 0 <= self.kl_coef < float("inf"):
             raise ConfigError(f"kl_coef is {self.kl_coef}: give a finite number of at least 0, such as 1")
 
-    def check(self, *, aggregation: str, minibatches_per_step: int, advantage: object) -> None:
+    def check(self, recipe: Recipe) -> None:
         """Refuse one mini-batch a step."""
-        if minibatches_per_step == 1:
+        if recipe.settings.minibatches_per_step == 1:
             raise ConfigError(
                 "prompts_per_minibatch equals prompts_per_step: KL-Cov's penalty has no gradient in a step's first "
                 "mini-batch, so with one it is GRPO; set prompts_per_minibatch to a half or less"

@@ -3,7 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch.optim import Optimizer
@@ -52,18 +52,9 @@ class StepSettings:
     schedule_horizon: int | None = None
 
     def __post_init__(self) -> None:
-        for name in (
-            "prompts_per_step",
-            "group_size",
-            "prompts_per_minibatch",
-            "tokens_per_microbatch",
-            "max_prompt_tokens",
-            "max_completion_tokens",
-            "max_nonfinite_steps",
-            "validation_samples",
-        ):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}: give at least 1")
+        for size in fields(self):
+            if size.type is int and getattr(self, size.name) < 1:
+                raise ConfigError(f"{size.name} is {getattr(self, size.name)}: give at least 1")
         if self.prompts_per_step % self.prompts_per_minibatch:
             raise ConfigError(
                 f"prompts_per_minibatch is {self.prompts_per_minibatch}, which does not divide prompts_per_step "
