@@ -36,17 +36,18 @@ class Recipe(Protocol):
     """`StepSettings`."""
     loss: Any
     advantage: Any
-    callbacks: Mapping[str, Any]
-    options: Mapping[str, Any]
+    callbacks: Any
+    """Callbacks by key."""
+    options: Any
     """Options of the step by key, such as `algo.critic`."""
-    needs: Needs
-    """What loss, callbacks and options read."""
-    max_steps: int
+    needs: Any
+    """`Needs`: what loss, callbacks and options read."""
+    max_steps: Any
     model: Any
     """`PolicySpec`."""
     tokenizer: Any
     lora: Any
-    is_sharded: bool
+    is_sharded: Any
     data: Any
     """`PromptDataModule`; reading it loads all problems."""
 
