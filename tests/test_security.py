@@ -220,8 +220,8 @@ def test_a_target_of_a_run_that_no_option_here_names_is_not_called(tmp_path, can
 @pytest.mark.parametrize(("key", "group"), [("policy.lora", "policy"), ("data", "data")])
 def test_adapters_and_data_of_a_run_are_made_in_the_same_way(tmp_path, canary, key, group):
     run = TrainedRun.read(write_run(tmp_path / "run", **{key: {"_target_": "io.FileIO", "_args_": [str(canary), "w"]}}))
-    node = run.lora if group == "policy" else run.data
-    assert f"no option of {group}= here names" in refusal(lambda: run.instantiate(node, group))
+    piece = "lora" if group == "policy" else "source"
+    assert f"no option of {group}= here names" in refusal(lambda: getattr(run.recipe, piece))
 
 
 def test_a_report_reads_a_hostile_run_and_calls_nothing(tmp_path, canary):

@@ -24,6 +24,34 @@ from apo_lightning.types import (
     count_statuses,
 )
 
+
+class Recipe(Protocol):
+    """What a run is made of, before any weights are loaded; `run.recipe` makes it.
+
+    A loss, reward, callback or option of the step that cannot work in every run has `check(recipe)`, which raises
+    `ConfigError`.
+    """
+
+    settings: Any
+    """`StepSettings`."""
+    loss: Any
+    advantage: Any
+    callbacks: Any
+    """Callbacks by key."""
+    options: Any
+    """Options of the step by key, such as `algo.critic`."""
+    needs: Any
+    """`Needs`: what loss, callbacks and options read."""
+    max_steps: Any
+    model: Any
+    """`PolicySpec`."""
+    tokenizer: Any
+    lora: Any
+    is_sharded: Any
+    data: Any
+    """`PromptDataModule`; reading it loads all problems."""
+
+
 # ------------------------------------------------------------------ rewards
 
 

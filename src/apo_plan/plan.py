@@ -4,15 +4,12 @@ from dataclasses import dataclass
 
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
 
 from apo_lightning.common.formatting import GIB
-from apo_lightning.model.spec import PolicySpec
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.rollout.transformers_engine import TransformersEngine
 from apo_lightning.rollout.vllm_engine import CPU_CACHE_GIB, VLLMEngine
-from apo_lightning.run.devices import requested_devices
-from apo_lightning.run.settings import all_needs, callbacks_for, step_settings
+from apo_lightning.run.recipe import Recipe
 from apo_lightning.step.settings import StepSettings
 from apo_plan.memory_plan import MemoryPlan, plan_memory
 from apo_plan.rates import Rates
@@ -44,68 +41,53 @@ def engine_size(engine: RolloutEngine, settings: StepSettings, *, is_cuda: bool)
 class Plan:
     """The memory plan of a run, with the sizes that it was computed from."""
 
-    name: str
-    """The model's name."""
-    settings: StepSettings
-    device: torch.device
-    """The kind of device that the trainer would take, whether or not it exists."""
-    num_local: int
-    """Processes on one machine."""
+    recipe: Recipe
     model: ModelShape
     run: RunShape
     memory: MemoryPlan
 
 
-def plan_run(cfg: DictConfig) -> Plan:
+def plan_run(recipe: Recipe) -> Plan:
     """The memory plan of one process of `apo train`; raises `ConfigError` for sizes or a model that cannot work."""
-    settings, trainer = step_settings(cfg, instantiate(cfg.data)), cfg.trainer
-    device, num_local = requested_devices(trainer.accelerator, trainer.devices)
-    spec: PolicySpec = instantiate(cfg.model, _convert_="all")
-    config, lora = spec.load_config(), instantiate(cfg.policy.lora, _convert_="all")
-    if lora is not None:
-        lora.check(config)
-    model, run = shape_of(config, lora), run_shape(cfg, settings, spec, device, num_local * trainer.num_nodes)
-    memory = plan_memory(model, run)
-    return Plan(
-        name=spec.name, settings=settings, device=device, num_local=num_local, model=model, run=run, memory=memory
-    )
+    if recipe.lora is not None:
+        recipe.lora.check(recipe.architecture)
+    model, run = shape_of(recipe.architecture, recipe.lora), run_shape(recipe)
+    return Plan(recipe=recipe, model=model, run=run, memory=plan_memory(model, run))
 
 
-def time_of(cfg: DictConfig, plan: Plan) -> TimePlan:
+def time_of(plan: Plan) -> TimePlan:
     """The time of a step, by phase; raises `ConfigError` if rates cannot be measured or a value is out of range."""
-    expected, rates = instantiate(cfg.expected), instantiate(cfg.rates)
+    recipe = plan.recipe
+    expected, rates = instantiate(recipe.cfg.expected), instantiate(recipe.cfg.rates)
     if not isinstance(rates, Rates):
-        rates = rates(plan.device, torch.float32 if plan.run.compute_bytes == FLOAT32 else torch.bfloat16)
-    return plan_time(plan.model, plan.run, plan.settings, expected, rates)
+        rates = rates(recipe.requested[0], torch.float32 if plan.run.compute_bytes == FLOAT32 else torch.bfloat16)
+    return plan_time(plan.model, plan.run, recipe.settings, expected, rates)
 
 
-def run_shape(
-    cfg: DictConfig, settings: StepSettings, spec: PolicySpec, device: torch.device, world_size: int
-) -> RunShape:
-    """The settings of a configuration that determine the memory of a run."""
+def run_shape(recipe: Recipe) -> RunShape:
+    """The settings that determine the memory of a run."""
+    settings, spec, device, world_size = recipe.settings, recipe.model, recipe.requested[0], recipe.world_size
     is_cuda, has_gpu = device.type == "cuda", torch.cuda.is_available()
     # An absent GPU cannot be asked; all GPUs in question multiply bfloat16.
     is_assumed = is_cuda and not has_gpu and spec.compute_dtype == "auto"
-    strategy = str(OmegaConf.select(cfg, "trainer.strategy._target_", default=cfg.trainer.strategy))
     prompts_per_rank = -(-settings.prompts_per_minibatch // world_size)
     most = prompts_per_rank * (settings.max_prompt_tokens + settings.group_size * settings.max_completion_tokens)
-    loss, critic = instantiate(cfg.algo.loss), instantiate(cfg.algo.get("critic"))
-    reference = instantiate(cfg.reference)
+    critic, reference = recipe.options.get("algo.critic"), recipe.reference
     return RunShape(
         world_size=world_size,
-        strategy="fsdp" if strategy.endswith("ShardedStrategy") else "ddp" if world_size > 1 else "single",
+        strategy="fsdp" if recipe.is_sharded else "ddp" if world_size > 1 else "single",
         is_cuda=is_cuda,
         compute_bytes=2 if is_assumed or spec.dtype(device) != torch.float32 else FLOAT32,
-        has_reference=all_needs(loss, *callbacks_for(cfg, loss)).reference,
+        has_reference=recipe.needs.reference,
         gradient_checkpointing=spec.gradient_checkpointing,
         compiles_layers=spec.compile_layers,
         changes_reference=reference.rule is not None,
         mixes_reference=reference.mixes,
-        averages_base=instantiate(cfg.averaging).weight > 0,
+        averages_base=recipe.options["averaging"].weight > 0,
         # One sequence runs whole, whatever the budget.
         microbatch_tokens=min(max(settings.tokens_per_microbatch, settings.max_model_len), most),
         max_model_len=settings.max_model_len,
-        engine=engine_size(instantiate(cfg.engine), settings, is_cuda=is_cuda),
+        engine=engine_size(recipe.engine, settings, is_cuda=is_cuda),
         gpu_bytes=torch.cuda.get_device_properties(0).total_memory if has_gpu else GPU_BYTES,
         num_trained_models=2 if critic is not None and critic.kind == "separate" else 1,
     )

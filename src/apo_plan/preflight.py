@@ -3,31 +3,22 @@
 import contextlib
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
 from hydra.core.hydra_config import HydraConfig
-from hydra.utils import instantiate
-from omegaconf import DictConfig
+from hydra.errors import InstantiationException
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Group, RenderableType
 
 from apo_lightning.common.console import quiet_libraries, say, show
-from apo_lightning.data.sources import DatasetSource
 from apo_lightning.errors import ConfigError
-from apo_lightning.model.tokenizer import character_tokenizer
-from apo_lightning.run.devices import check_devices, requested_devices
+from apo_lightning.run.checks import CHECKS, check_data
+from apo_lightning.run.choices import composed
 from apo_lightning.run.launching import own_folder
-from apo_lightning.run.preparing import Algorithm, Prepared, prepare, read_data
-from apo_lightning.run.settings import (
-    ANNOTATIONS,
-    check_ranks,
-    check_reward,
-    check_values,
-    schedule_horizon,
-    step_settings,
-)
+from apo_lightning.run.recipe import Recipe
+from apo_lightning.run.settings import ANNOTATIONS, check_values
+from apo_lightning.run.user_message import user_message
 from apo_plan import findings as machine
 from apo_plan.findings import Finding, this_machine
 from apo_plan.memory_plan import reference_bytes
@@ -55,40 +46,45 @@ def preflight(cfg: DictConfig, output_dir: Path) -> int:
     """
     output_dir.mkdir(parents=True, exist_ok=True)
     quiet_libraries(output_dir / "run.log")
-    findings: list[Finding] = []
-    parts: list[RenderableType] = []
-    run: Prepared | None = None
+    recipe, findings, parts = Recipe(cfg), list[Finding](), list[RenderableType]()
     with _errors_to(findings):
-        plan = plan_run(cfg)
+        plan = plan_run(recipe)
         parts.append(plan_table(plan))
-        findings += _room_findings(cfg, plan, output_dir)
+        findings += _room_findings(plan, output_dir)
         with _errors_to(findings):
-            parts.append(time_table(time_of(cfg, plan), plan.run.world_size, cfg.trainer.max_steps))
-    with _errors_to(findings):
-        run = prepare(cfg)
-        run.reward.close()
-        findings += [Finding("warning", notice) for notice in run.notices]
-    if run is None:
-        findings += _other_errors(cfg)
+            parts.append(time_table(time_of(plan), plan.run.world_size, recipe.max_steps))
+    wrong: list[Finding] = []
+    with contextlib.closing(recipe):
+        for check in CHECKS:
+            with _errors_to(wrong):
+                check(recipe)
+        if not wrong:
+            findings += [Finding("warning", notice) for notice in recipe.notices]
+    if "tokenizer" not in vars(recipe):
+        with _errors_to(wrong), contextlib.closing(_in_characters(cfg)) as other:
+            check_data(other)
     show(Group(*parts))
-    for line in () if run is None else run.described:
+    for line in () if wrong else recipe.described:
         say(line)
+    findings += wrong
     show(findings_text(findings), soft_wrap=True)
     return int(any(finding.level == "error" for finding in findings))
 
 
 @contextlib.contextmanager
 def _errors_to(findings: list[Finding]) -> Iterator[None]:
-    """Turn a `ConfigError` of the block into a finding; the rest of the block is skipped."""
+    """Turn an error of the block that the user can mend into a finding; the rest of the block is skipped."""
     try:
         yield
-    except ConfigError as error:
-        findings.append(Finding("error", str(error)))
+    except (ConfigError, InstantiationException) as error:
+        if (line := user_message(error)) is None:
+            raise
+        findings.append(Finding("error", line))
 
 
-def _room_findings(cfg: DictConfig, plan: Plan, output_dir: Path) -> list[Finding]:
+def _room_findings(plan: Plan, output_dir: Path) -> list[Finding]:
     """Findings on memory, cores and disk that are too small for the plan."""
-    memory, num_local = plan.memory, plan.num_local
+    recipe, memory, num_local = plan.recipe, plan.memory, plan.recipe.requested[1]
     loading = memory.loading + (num_local - 1) * memory.loading_others
     running = num_local * (memory.host if plan.run.is_cuda else memory.peak)
     findings = [*machine.memory_findings(this_machine(), max(loading, running), num_local)]
@@ -97,43 +93,21 @@ def _room_findings(cfg: DictConfig, plan: Plan, output_dir: Path) -> list[Findin
         findings += machine.device_findings(plan.run.gpu_bytes, memory.peak)
     # A checkpoint holds the trained weights, their two moments and a reference that changes; a new one is written
     # before an old one is removed, and the best one is kept apart. Snapshots hold trained weights, the export all.
-    model, run, kept = plan.model, plan.run, cfg.checkpoint
+    model, run, kept = plan.model, plan.run, recipe.checkpoint
     checkpoint = FLOAT32 * 3 * run.num_trained_models * model.trained_parameters
     if run.changes_reference:
         checkpoint += run.num_shards * reference_bytes(model, run)
-    snapshots = cfg.trainer.max_steps // kept.snapshot_every if kept.snapshot_every else 0
+    snapshots = recipe.max_steps // kept.snapshot_every if kept.snapshot_every else 0
     weights = FLOAT32 * (snapshots * model.trained_parameters + model.num_parameters)
     needed = (kept.keep + 1 + (kept.best is not None)) * checkpoint + weights
     return [*findings, *machine.disk_findings(output_dir, needed)]
 
 
-def _other_errors(cfg: DictConfig) -> list[Finding]:
-    """What is wrong with a run besides the first error, at which `prepare` has stopped.
-
-    Without the model's tokenizer the problems are read in characters, and no length is compared with a limit.
-    """
-    findings: list[Finding] = []
-    attempt = partial(_errors_to, findings)
-    with attempt():
-        check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
-    with attempt():
-        device, num_local = requested_devices(cfg.trainer.accelerator, cfg.trainer.devices)
-        with attempt():
-            settings = step_settings(cfg, instantiate(cfg.data))
-            with attempt():
-                check_ranks(cfg.trainer.strategy, settings, num_local * cfg.trainer.num_nodes)
-            schedule_horizon(cfg.trainer, settings)
-        engine = instantiate(cfg.engine)
-        engine.check(device)
-        engine.check_model(instantiate(cfg.model, _convert_="all").load_config(), device)
-    with attempt():
-        algorithm, model = Algorithm(cfg), instantiate(cfg.model, _convert_="all")
-        tokenizer, template = character_tokenizer(), "{problem}"
-        with attempt():
-            tokenizer, template = model.load_tokenizer(), model.prompt_template
-        if template == "{problem}" and isinstance(algorithm.source, DatasetSource):
-            algorithm.source = replace(algorithm.source, max_prompt_tokens=sys.maxsize)
-        with contextlib.closing(algorithm.reward):
-            prompts = read_data(algorithm, tokenizer, template, cfg.seed).prompts
-            check_reward(algorithm.reward, prompts, tokenizer, algorithm.num_optimizer_steps)
-    return findings
+def _in_characters(cfg: DictConfig) -> Recipe:
+    """The run on a model that reads characters, for one whose tokenizer is not here; no prompt is too long."""
+    other = cfg.copy()
+    OmegaConf.set_struct(other, False)
+    other.model = composed("train", ["model=tiny", "model.prompt_template='{problem}'"]).model
+    if "max_prompt_tokens" in other.data:
+        other.data.max_prompt_tokens = sys.maxsize
+    return Recipe(other)

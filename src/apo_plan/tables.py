@@ -26,7 +26,7 @@ def plan_table(plan: Plan) -> RenderableType:
     if run.is_cuda and torch.cuda.is_available():
         name = torch.cuda.get_device_name(0)
         table.add_row(Text(name, style="dim"), *(Text(_gib(run.gpu_bytes), style="dim") for _ in totals))
-    processes = f"{run.world_size} process{'es' * (run.world_size > 1)} on {plan.device.type}"
+    processes = f"{run.world_size} process{'es' * (run.world_size > 1)} on {plan.recipe.requested[0].type}"
     parameters = f"{model.num_parameters / 1e6:,.1f}M parameters"
     if model.adapters is not None:
         parameters += f" and {model.adapters.num_parameters / 1e6:,.1f}M of adapters"
@@ -34,9 +34,10 @@ def plan_table(plan: Plan) -> RenderableType:
     loading = f"{_gib(memory.loading)} GiB a process"
     if memory.loading != memory.loading_others:
         loading = f"{_gib(memory.loading)} GiB the first process, {_gib(memory.loading_others)} GiB each other"
+    name = plan.recipe.model.name
     later = f"; from then on {_gib(memory.host)} GiB a process" if memory.host else ""
     return Group(
-        Text.assemble((plan.name, "bold"), f", {run.strategy}, {processes}: {parameters}, computing in {dtype}\n"),
+        Text.assemble((name, "bold"), f", {run.strategy}, {processes}: {parameters}, computing in {dtype}\n"),
         table,
         Text(f"\nin the machine's memory while loading: {loading}{later}\n", style="dim"),
     )

@@ -4,6 +4,7 @@ import torch
 
 from apo_lightning.losses import APO
 from apo_lightning.types import AdvantageInputs
+from recipes import recipe_of
 
 
 def inputs(rewards, **others):
@@ -15,4 +16,4 @@ def inputs(rewards, **others):
 
 def check_apo(advantage, trigger="negative_advantage"):
     """Raises where APO with this trigger cannot work."""
-    APO(trigger=trigger).check(aggregation="token_mean", minibatches_per_step=1, advantage=advantage)
+    APO(trigger=trigger).check(recipe_of(advantage=advantage))

@@ -1,10 +1,13 @@
 """`apo preflight` prints a plan, lists everything that is wrong at once, and says so in its exit status."""
 
 import json
+from collections import Counter
 
 import pytest
 import torch
 
+from apo_lightning.run import recipe as recipes
+from apo_lightning.run.recipe import Recipe
 from apo_plan import findings
 from apo_plan.plan import plan_run
 from apo_plan.preflight import preflight
@@ -36,6 +39,15 @@ def test_a_run_that_can_work_prints_its_plan_and_returns_0(tmp_path, capsys):
     assert float(row(printed, "a step")[0]) > 0
 
 
+def test_each_piece_of_the_run_is_made_once(tmp_path, monkeypatch):
+    made, make = Counter(), recipes.instantiate
+    monkeypatch.setattr(recipes, "instantiate", lambda node, **how: made.update([str(node)]) or make(node, **how))
+    cfg = composed("model=tiny", "engine=transformers", "algo=ppo", "prompts_per_minibatch=4", "data.max_operand=30")
+    assert preflight(cfg, tmp_path) == 0
+    assert set(made.values()) == {1}
+    assert {str(cfg.data), str(cfg.model), str(cfg.engine), str(cfg.algo.critic), str(cfg.reward)} <= {*made}
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_everything_wrong_is_listed_at_once_and_the_plan_is_made_all_the_same(tmp_path, capsys):
     folder = tmp_path / "model"
@@ -64,7 +76,7 @@ def test_everything_wrong_is_listed_at_once_and_the_plan_is_made_all_the_same(tm
 def test_what_runs_on_eight_gpus_by_default_fits(sizes, overrides, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(sizes))
     cfg = composed(*overrides, f"model.path={tmp_path}")
-    plan = plan_run(cfg)
+    plan = plan_run(Recipe(cfg))
     assert plan.run.compiles_layers
     assert not plan.run.gradient_checkpointing
     assert plan.memory.total("update") <= plan.memory.peak <= 0.9 * 80e9
@@ -96,7 +108,7 @@ def test_snapshots_and_the_best_checkpoint_need_room_on_the_disk(tmp_path, monke
         cfg = composed("model=tiny", "engine=transformers", "trainer.max_steps=20", *own)
         preflight(cfg, tmp_path)
     # Four snapshots; a checkpoint has weights and two moments.
-    assert needed[1] - needed[0] == (4 + 3) * 4 * plan_run(cfg).model.num_parameters
+    assert needed[1] - needed[0] == (4 + 3) * 4 * plan_run(Recipe(cfg)).model.num_parameters
 
 
 @pytest.mark.slow

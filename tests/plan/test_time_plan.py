@@ -3,10 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from hydra.utils import instantiate
 
 from apo_lightning.errors import ConfigError
-from apo_lightning.run.settings import step_settings
+from apo_lightning.run.recipe import Recipe
 from apo_plan.rates import Rates
 from apo_plan.shapes import AdapterShape
 from apo_plan.time_plan import Expected, decoding_steps, plan_time, workload_of
@@ -23,7 +22,7 @@ LAYERS, HEAD = 28 * 233_057_792, 152064 * 3584
 @pytest.fixture(scope="module")
 def settings():
     cfg = composed("experiment=paper/qwen_math7b_apo")
-    return step_settings(cfg, instantiate(cfg.data))
+    return Recipe(cfg).settings
 
 
 def plan(settings, run=PAPER, expected=EXPECTED, model=MODEL):

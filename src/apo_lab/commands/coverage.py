@@ -18,7 +18,6 @@ from apo_lightning.common.console import quiet_libraries, say, show
 from apo_lightning.common.files import write_atomically
 from apo_lightning.common.phases import PhaseClock
 from apo_lightning.contracts import check_prompts
-from apo_lightning.data.sources import ProblemSource
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.loading import write_record
 from apo_lightning.rollout.collector import Collector
@@ -70,10 +69,10 @@ def _listed(
     coverage: EntranceCoverage, run: TrainedRun, evaluated: EvaluatedPolicy
 ) -> tuple[EntranceResult, pd.DataFrame]:
     """Compare the run's policy with the model before its training."""
-    source = run.instantiate(run.data, "data")
+    source = run.recipe.source
     if not isinstance(source, PuzzleSource):
         raise ConfigError(
-            f"run={run.folder} has data {run.data.get('_target_')}, whose right answers cannot be listed: "
+            f"run={run.folder} has data {run.config.data.get('_target_')}, whose right answers cannot be listed: "
             f"coverage={coverage.name} needs a run of data=locks, countdown or divisors"
         )
     policy, sha256 = evaluated.load(evaluated.device)
@@ -88,8 +87,7 @@ def _sampled(
     """Compare the run's policy with the model before its training, by samples of both."""
     engine.check(evaluated.device)
     engine.check_model(evaluated.spec.load_config(), evaluated.device)
-    source: ProblemSource = run.instantiate(run.data, "data")
-    reward = run.instantiate(run.reward, "reward", "data")
+    source, reward = run.recipe.source, run.recipe.reward
     prompts = held_out_prompts(source, evaluated.tokenizer, evaluated.spec.prompt_template)[: coverage.limit]
     check_prompts(reward, prompts)
     with contextlib.closing(engine), contextlib.closing(reward):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from apo_lab.losses.minibatch_tokens import MarkingGRPO, MinibatchTokens
 from apo_lightning.common.ranges import Within
+from apo_lightning.contracts import Recipe
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import GRPO, applicable
 from apo_lightning.losses.functional import Number, importance_ratio, log_ratio
@@ -117,9 +118,9 @@ class KLCov(CovarianceGRPO):
     kl_coef: Annotated[Number, Within("[0, inf)", "such as 1")] = 1.0
     clip: bool = True
 
-    def check(self, *, aggregation: str, minibatches_per_step: int, advantage: object) -> None:
+    def check(self, recipe: Recipe) -> None:
         """Refuse one mini-batch a step."""
-        if minibatches_per_step == 1:
+        if recipe.settings.minibatches_per_step == 1:
             raise ConfigError(
                 "prompts_per_minibatch equals prompts_per_step: KL-Cov's penalty has no gradient in a step's first "
                 "mini-batch, so with one it is GRPO; set prompts_per_minibatch to a half or less"

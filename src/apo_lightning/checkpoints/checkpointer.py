@@ -47,6 +47,7 @@ from apo_lightning.common.console import say
 from apo_lightning.common.files import flush_written
 from apo_lightning.common.identity import Identity
 from apo_lightning.common.random_states import random_states, restore_random_states
+from apo_lightning.contracts import Recipe
 from apo_lightning.distributed.gathering import Ranks, from_all_ranks
 from apo_lightning.errors import ConfigError, NonfiniteError, Preempted, in_brief
 from apo_lightning.model.policy import Policy
@@ -75,9 +76,10 @@ class CheckpointSettings:
             if value is not None and value < 1:
                 raise ConfigError(f"checkpoint.{name} is {value}: give 1 or more{', or null' * (name != 'keep')}")
 
-    def check(self, validation_names: Sequence[str], validation_samples: int) -> None:
+    def check(self, recipe: Recipe) -> None:
         """Raise `ConfigError` if `best` is not a metric that the run will log."""
-        known = [f"val/{name}/pass@{k}" for name in validation_names for k in sorted({1, validation_samples})]
+        ks = sorted({1, recipe.settings.validation_samples})
+        known = [f"val/{name}/pass@{k}" for name in recipe.data.validation_names for k in ks]
         if self.best is not None and self.best not in known:
             raise ConfigError(f"checkpoint.best is {self.best}: choose one of {', '.join(known) or 'nothing'}")
 

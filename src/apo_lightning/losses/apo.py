@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from apo_lightning.common.ranges import OneOf, Within
+from apo_lightning.contracts import Recipe
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses.functional import (
     LOG_RATIO_LIMIT,
@@ -88,11 +89,11 @@ class APO(PolicyLoss):
                 "answers would start on its flat part; lower pull_coef"
             )
 
-    def check(self, *, aggregation: str, minibatches_per_step: int, advantage: object) -> None:
+    def check(self, recipe: Recipe) -> None:
         """Refuse advantages under which nothing is triggered, or correct answers are."""
         if self.pull_coef == 0:
             return
-        kind = type(advantage).__name__
+        advantage, kind = recipe.advantage, type(recipe.advantage).__name__
         if getattr(advantage, "spares_errors", False) and self.trigger != "always":
             raise ConfigError(f"advantage {kind} gives no error A < 0, so that APO never acts: use GRPO's loss")
         if getattr(advantage, "punishes_correct", False) and self.trigger == "negative_advantage":

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from apo_lightning.common.ranges import Checked, Within
-from apo_lightning.contracts import Loss
+from apo_lightning.contracts import Loss, Recipe
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses.functional import (
     LOG_RATIO_LIMIT,
@@ -175,16 +175,12 @@ class PolicyLoss(Checked, Loss):
         """The `gradient_on` of a loss that is `surrogate`: A ≠ 0, or all tokens with an entropy bonus."""
         return "nonzero_advantage" if self.entropy_coef == 0 else "all"
 
-    def check(self, *, aggregation: str, minibatches_per_step: int, advantage: object) -> None:
-        """Raise `ConfigError`, before the run, where the loss cannot work in such a step.
+    def check(self, recipe: Recipe) -> None:
+        """Raise `ConfigError`, before the run, where the loss cannot work in it.
 
-        Args:
-            aggregation: of token losses; one of `AGGREGATIONS`.
-            minibatches_per_step: optimizer steps per rollout.
-            advantage: the estimator; it may say in `spares_errors` that no wrong completion gets A < 0, and in
-                `punishes_correct` that correct ones may.
+        Its estimator may say in `spares_errors` that no wrong completion gets A < 0, and in `punishes_correct` that
+        correct ones may.
         """
-        return
 
     def completion_columns(self, inputs: LossInputs) -> Mapping[str, Float[Tensor, "tokens"]]:
         """The importance weights, where they depend on whole completions."""

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from apo_lightning.contracts import Recipe
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses.functional import LOG_RATIO_LIMIT, gradient_of, sequence_means
 from apo_lightning.losses.policy_loss import PolicyLoss
@@ -35,9 +36,9 @@ class SequenceRatio(PolicyLoss):
         """What is averaged over a completion: d, clamped to ±20."""
         return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
-    def check(self, *, aggregation: str, minibatches_per_step: int, advantage: object) -> None:
+    def check(self, recipe: Recipe) -> None:
         """Refuse another aggregation, which would weigh completions by their length."""
-        if aggregation != AGGREGATION:
+        if (aggregation := recipe.settings.aggregation) != AGGREGATION:
             raise ConfigError(
                 f"aggregation is {aggregation}: {type(self).__name__} has one ratio per completion; leave out "
                 f"aggregation, or set aggregation={AGGREGATION}"

@@ -3,8 +3,9 @@
 from dataclasses import dataclass, replace
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from apo_lightning.contracts import Recipe
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.spec import PolicySpec
 
@@ -60,22 +61,14 @@ class ReferenceSchedule:
             if not 0 <= (getattr(self, name) or 0) <= 1:
                 raise ConfigError(f"reference.{name} is {getattr(self, name)}: give a weight from 0 to 1")
 
-    def check(
-        self, model: PolicySpec, tokenizer: PreTrainedTokenizerBase, *, is_read: bool, lora: bool, sharded: bool
-    ) -> None:
-        """Raise `ConfigError` if it cannot be the schedule of a run.
-
-        Args:
-            model: that is trained.
-            tokenizer: of this model.
-            is_read: the loss, a part or a callback reads the reference.
-            lora: adapters are trained.
-            sharded: weights are sharded.
-        """
+    def check(self, recipe: Recipe) -> None:
+        """Raise `ConfigError` if it cannot be the schedule of a run."""
+        model: PolicySpec = recipe.model
+        has_lora = recipe.lora is not None
         rule = f"reference.{self.rule} is {getattr(self, self.rule)}" if self.rule else None
-        if rule and not is_read:
+        if rule and not recipe.needs.reference:
             raise ConfigError(f"{rule}, but neither the loss nor a callback reads a reference: leave it null")
-        if rule and lora:
+        if rule and has_lora:
             raise ConfigError(
                 f"{rule}: with adapters the reference is the policy without them, and cannot follow it; leave it null, "
                 "or train all weights with policy=full"
@@ -83,13 +76,13 @@ class ReferenceSchedule:
         if self.path is None:
             return
         given = f"reference_path is {self.path}"
-        if lora or sharded:
+        if has_lora or recipe.is_sharded:
             raise ConfigError(
                 f"{given}: with adapters or a sharded trainer the reference is the model that training begins with; "
                 "leave reference_path out, or train all weights unsharded"
             )
         other = replace(model, path=self.path, config=None)
-        if other.load_tokenizer().get_vocab() != tokenizer.get_vocab():
+        if other.load_tokenizer().get_vocab() != recipe.tokenizer.get_vocab():
             raise ConfigError(f"{given}, whose tokens differ from those of {model.path}")
         config, own = other.load_config(), model.load_config()
         if config.vocab_size != own.vocab_size:

@@ -83,6 +83,13 @@ class PolicySpec:
             return torch.float32 if self.compute_dtype == "float32" else torch.bfloat16
         return torch.bfloat16 if multiplies_bfloat16(device) else torch.float32
 
+    def supported_dtype(self, device: torch.device) -> torch.dtype:
+        """`dtype`; raises `ConfigError` for bfloat16 on a GPU that does not support it."""
+        dtype = self.dtype(device)
+        if device.type == "cuda" and dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported():
+            raise ConfigError("model.compute_dtype is bfloat16, which this GPU does not support: choose float32")
+        return dtype
+
     def load_config(self) -> PretrainedConfig:
         """The architecture, without weights. Raises `ConfigError` where it is not available, or not supported."""
         return copy.deepcopy(self._checked_config)

@@ -1,1 +1,1 @@
-"""Parts: what changes a training step and is not in the algorithm box. Each is one file that nothing else names."""
+"""Parts: what changes a training step and is not in the algorithm box. Each is one file, which `order` alone names."""

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from apo_lightning.advantages import GAE, gae_of
-from apo_lightning.contracts import AdvantageEstimator
+from apo_lightning.contracts import Recipe
 from apo_lightning.distributed.gathering import Ranks
 from apo_lightning.distributed.root_params import clip_grad_norm, unsharded_root
 from apo_lightning.errors import ConfigError
-from apo_lightning.losses import PolicyLoss, SequenceRatio
+from apo_lightning.losses import SequenceRatio
 from apo_lightning.losses.functional import Number
 from apo_lightning.model.packing import Microbatch
 from apo_lightning.model.policy import Policy
@@ -59,8 +59,9 @@ class CriticSettings:
         if self.warmup_steps < 0:
             raise ConfigError(f"critic.warmup_steps is {self.warmup_steps}: give a number of rollouts, 0 or more")
 
-    def check(self, advantage: AdvantageEstimator, loss: PolicyLoss, max_steps: int) -> None:
+    def check(self, recipe: Recipe) -> None:
         """Raise `ConfigError` where the critic has no use, or would hold the policy for the whole run."""
+        advantage, max_steps, loss = recipe.advantage, recipe.max_steps, recipe.loss
         if gae_of(advantage) is None:
             raise ConfigError(
                 f"algo.critic is {self.kind} and algo.advantage {type(advantage).__name__}: GAE reads the values of a "

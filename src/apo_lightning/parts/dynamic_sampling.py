@@ -9,12 +9,11 @@ from itertools import count, islice
 import torch
 
 from apo_lightning.advantages import Informative, SignedReward, gae_of
-from apo_lightning.contracts import AdvantageEstimator, estimators_in
+from apo_lightning.contracts import Recipe, estimators_in
 from apo_lightning.distributed.gathering import Exchange, from_all_ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.rollout.collector import sample_seed
 from apo_lightning.step.part import Part, Setup
-from apo_lightning.step.settings import StepSettings
 from apo_lightning.step.step_metrics import means_of
 from apo_lightning.types import Prompt, Rollouts, SamplingRounds, StepOutput, concatenate, mixed
 
@@ -66,8 +65,9 @@ class DynamicSampling(Part):
         """The prompts that a step samples if no group is mixed."""
         return prompts_per_step + (self.max_rounds - 1) * self.num_drawn(prompts_per_step)
 
-    def check(self, settings: StepSettings, num_prompts: int, advantage: AdvantageEstimator) -> None:
+    def check(self, recipe: Recipe) -> None:
         """Raise `ConfigError` where it has no use, or fewer prompts to train on than it may draw."""
+        settings, advantage = recipe.settings, recipe.advantage
         if settings.group_size < 2:
             raise ConfigError(f"group_size is {settings.group_size}: algo.dynamic_sampling needs at least 2, or null")
         if gae_of(advantage) is not None:
@@ -81,16 +81,17 @@ class DynamicSampling(Part):
                 "apo_lightning.advantages.Informative, which drops the groups that fill a batch"
             )
         # A second draw within a step would repeat the completions, whose seeds depend on step and prompt.
-        if (most := self.most_prompts(settings.prompts_per_step)) > num_prompts:
+        num_prompts, most = len(recipe.data.train_prompts), self.most_prompts(settings.prompts_per_step)
+        if most > num_prompts:
             raise ConfigError(
                 f"algo.dynamic_sampling may draw {most} prompts in a step, and there are {num_prompts} to train on: "
                 f"lower prompts_per_step={settings.prompts_per_step}, max_rounds={self.max_rounds} or "
                 f"oversample={self.oversample}, or give more data"
             )
 
-    def notice(self, advantage: AdvantageEstimator) -> str | None:
+    def notice(self, recipe: Recipe) -> str | None:
         """What a user should know before the run; None: nothing."""
-        if not any(isinstance(part, SignedReward) for part in estimators_in(advantage)):
+        if not any(isinstance(part, SignedReward) for part in estimators_in(recipe.advantage)):
             return None
         return "algo.dynamic_sampling throws away groups that are all wrong or all correct: SignedReward trains on them"
 

@@ -66,7 +66,7 @@ class EngineCheck(Part):
         """Check once a step, before the policy moves."""
         version = plan.table.rollouts.policy_version
         if math.isfinite(gradient.norm) and math.isnan(self.gap):
-            self.gap, self.tolerance = self.check(setup, plan.table, version)
+            self.gap, self.tolerance = self.compare(setup, plan.table, version)
 
     def validated(self, setup: Setup, rollouts: Rollouts) -> None:
         """Check the engine on completions that are not learnt from, if its policy was not checked yet."""
@@ -74,7 +74,7 @@ class EngineCheck(Part):
             return
         nothing = torch.zeros(len(rollouts.prompts), rollouts.group_size)
         table = StepTable(rollouts, Advantages(values=nothing, keep=nothing.bool()), setup.device)
-        self.check(setup, table, rollouts.policy_version)
+        self.compare(setup, table, rollouts.policy_version)
 
     def metrics(self, setup: Setup, step: StepOutput) -> dict[str, float]:
         """Gap and tolerance of this step [nats a token]; NaN where it was not checked."""
@@ -82,7 +82,7 @@ class EngineCheck(Part):
         self.gap = self.tolerance = math.nan
         return found
 
-    def check(self, setup: Setup, table: StepTable, version: int) -> tuple[float, float]:
+    def compare(self, setup: Setup, table: StepTable, version: int) -> tuple[float, float]:
         """Compare over the tokens of which the trainer's log-probs are known. Collective, and all ranks decide alike.
 
         The policy has not moved since it sampled the completions of the table. Where this rank knows no log-prob, it

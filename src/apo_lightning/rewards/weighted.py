@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from apo_lightning.contracts import Reward, Samples, check_prompts, score_samples
+from apo_lightning.contracts import Recipe, Reward, Samples, check_prompts, score_samples
 from apo_lightning.errors import ConfigError
 from apo_lightning.rewards.callable import CallableReward, ReadsSamples
-from apo_lightning.types import Prompt, Verdict
+from apo_lightning.types import Needs, Prompt, Verdict
 
 
 class WeightedRewards(ReadsSamples):
@@ -81,11 +81,14 @@ class WeightedRewards(ReadsSamples):
         for reward in self.functions.values():
             check_prompts(reward, prompts)
 
-    def check_binary(self, estimator: str) -> None:
+    def check(self, recipe: Recipe) -> None:
         """Raise `ConfigError` unless the sum is the reward of one function, for an estimator of rewards 0 and 1."""
+        if not getattr(recipe.advantage, "needs", Needs()).binary_rewards:
+            return
         weights = {name: weight for name, weight in self.weights.items() if weight != 0}
         if list(weights.values()) != [1]:
             given = ", ".join(f"{name}={weight}" for name, weight in weights.items())
+            estimator = type(recipe.advantage).__name__
             raise ConfigError(
                 f"reward.weights are {given}: {estimator} is defined for rewards of 0 and 1 only; give one function "
                 "the weight 1 and the others 0, or choose another algo"

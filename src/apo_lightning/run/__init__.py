@@ -7,11 +7,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from apo_lightning.run.checks import prepare
     from apo_lightning.run.evaluating import evaluate
     from apo_lightning.run.exporting import export
-    from apo_lightning.run.training import prepare, train
+    from apo_lightning.run.training import train
 
-_MODULES = {"evaluate": "evaluating", "export": "exporting", "prepare": "training", "train": "training"}
+_MODULES = {"evaluate": "evaluating", "export": "exporting", "prepare": "checks", "train": "training"}
 
 __all__ = ["evaluate", "export", "prepare", "train"]
 

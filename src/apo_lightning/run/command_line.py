@@ -139,7 +139,7 @@ def _run(command: Command, overrides: Sequence[str]) -> None:
                 if command.uses_devices:
                     from apo_lightning.run.devices import check_devices  # with torch alone: a refusal comes at once
 
-                    check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
+                    check_devices(cfg.trainer)
                 command.load()(cfg)
         except Preempted as stopped:
             say(str(stopped))

@@ -1,5 +1,7 @@
 """The devices of a run, checked before anything but torch is imported: a refusal is then said at once."""
 
+from typing import Any
+
 import torch
 
 from apo_lightning.common.launch import check_launch
@@ -9,11 +11,12 @@ ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
 """Values of `trainer.accelerator` that this project has been written for."""
 
 
-def requested_devices(accelerator: str, devices: int | str) -> tuple[torch.device, int]:
-    """The kind of device that the trainer asks for, and how many per machine, whether or not they exist.
+def requested_devices(trainer: Any) -> tuple[torch.device, int]:
+    """The kind of device that `trainer` asks for, and how many per machine, whether or not they exist.
 
     Raises `ConfigError` if it names no device or no number of them.
     """
+    accelerator, devices = trainer.accelerator, trainer.devices
     if accelerator not in ACCELERATORS:
         raise ConfigError(f"trainer.accelerator is {accelerator}: choose {', '.join(ACCELERATORS)}")
     if devices != "auto" and not (str(devices).isdigit() and int(devices) > 0):
@@ -26,17 +29,18 @@ def requested_devices(accelerator: str, devices: int | str) -> tuple[torch.devic
     return torch.device("cuda" if wants_gpu else "cpu"), wanted
 
 
-def check_devices(accelerator: str, devices: int | str, num_nodes: int) -> tuple[torch.device, int]:
+def check_devices(trainer: Any) -> tuple[torch.device, int]:
     """The kind of device of every rank, and the number of ranks.
 
     Raises `ConfigError` if GPUs are missing, or if the environment says that others start this run.
     """
-    device, wanted = requested_devices(accelerator, devices)
-    check_launch(wanted, num_nodes)
+    device, wanted = requested_devices(trainer)
+    check_launch(wanted, trainer.num_nodes)
     available = torch.cuda.device_count()
     if device.type == "cuda" and available < wanted:
         raise ConfigError(
-            f"the trainer asks for {wanted} GPU{'s' * (wanted > 1)} (trainer.accelerator={accelerator}, "
-            f"trainer.devices={devices}) and this machine has {available}: choose trainer=cpu, or another machine"
+            f"the trainer asks for {wanted} GPU{'s' * (wanted > 1)} (trainer.accelerator={trainer.accelerator}, "
+            f"trainer.devices={trainer.devices}) and this machine has {available}: choose trainer=cpu, or another "
+            "machine"
         )
-    return device, wanted * num_nodes
+    return device, wanted * trainer.num_nodes

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -20,7 +19,7 @@ from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.spec import PolicySpec, describe
 from apo_lightning.run.devices import check_devices
-from apo_lightning.run.settings import compute_dtype
+from apo_lightning.run.recipe import Recipe
 from apo_lightning.run.trained import FINAL, Stage, TrainedRun, stages_of
 
 OF_SAMPLES = (
@@ -61,7 +60,7 @@ class EvaluatedPolicy:
         All weights stay float32, so that the SHA-256 of each stage is that of its snapshot.
         """
         assert self.run is not None
-        policy = self._load(self.spec, self.run.seed, self.run.instantiate(self.run.lora, "policy")).to(device)
+        policy = self._load(self.run.recipe.model, self.run.seed, self.run.recipe.lora).to(device)
         # Before freezing: `policy_tensors` selects parameters that require gradients.
         weights = policy_tensors(policy)
         return policy.requires_grad_(False), weights
@@ -70,7 +69,7 @@ class EvaluatedPolicy:
         """Load the model that training began with, frozen, with matrices in the compute dtype."""
         assert self.run is not None
         require_unchanged(f"run={self.run.folder}", identity_of_run(self.run.folder), self.run.base_identity())
-        return self._frozen(self._load(self.run.instantiate(self.run.reference, "model"), self.run.seed), device)
+        return self._frozen(self._load(self.run.recipe.model, self.run.seed), device)
 
     def card(self, weights_sha256: str, stage: Stage) -> ModelCard:
         """The identity of the policy at a stage, for its results."""
@@ -121,13 +120,9 @@ def find_evaluated_policy(cfg: DictConfig, overrides: Sequence[str], *, is_swept
         raise ConfigError("run= brings its own model config: leave model=… out, or give model.path=… without run=")
     run = TrainedRun.read(Path(str(cfg.run))) if cfg.run is not None else None
     stages = stages_of(run.folder if run else None, checkpoint)
-    spec: PolicySpec
-    if run is None:
-        spec = instantiate(cfg.model, _convert_="all")
-    else:
-        spec = run.instantiate(run.final_model if checkpoint == FINAL else run.reference, "model")
-    device, world_size = check_devices(cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes)
-    dtype = compute_dtype(spec, device)
+    spec = Recipe(cfg).model if run is None else run.final_model if checkpoint == FINAL else run.recipe.model
+    device, world_size = check_devices(cfg.trainer)
+    dtype = spec.supported_dtype(device)
     default = run.folder / "evaluation" if run and not run.is_published else Path("outputs") / "evaluate" / spec.name
     output_dir = Path(cfg.output_dir) if cfg.output_dir else default
     if is_swept:

@@ -35,10 +35,12 @@ from apo_lightning.model.fingerprint import versions, weights_sha256
 from apo_lightning.model.spec import WEIGHTS
 from apo_lightning.rollout.engine import RolloutEngine, check_distribution
 from apo_lightning.rollout.weight_sync import publish, start_engine
+from apo_lightning.run.checks import check_fits, check_reward
 from apo_lightning.run.choices import options_of, typed_overrides
 from apo_lightning.run.evaluated_policy import EvaluatedPolicy, find_evaluated_policy
 from apo_lightning.run.own_problems import with_own_problems
-from apo_lightning.run.settings import SEED, check_fits, check_reward, check_values
+from apo_lightning.run.recipe import Recipe
+from apo_lightning.run.settings import SEED, check_values
 from apo_lightning.run.sources import identity_of_code
 from apo_lightning.run.trained import Stage
 from apo_lightning.types import Prompt
@@ -76,7 +78,7 @@ def evaluate(cfg: DictConfig, overrides: Sequence[str] = (), *, is_swept: bool =
     check_values(cfg, ANNOTATIONS)
     evaluated = find_evaluated_policy(cfg, overrides, is_swept=is_swept)
     quiet_libraries(evaluated.output_dir / "evaluate.log")
-    engine: RolloutEngine = instantiate(cfg.engine)
+    engine = Recipe(cfg).engine
     engine.check(evaluated.device)
     engine.check_model(evaluated.spec.load_config(), evaluated.device)
     tasks = prepare_tasks(cfg, evaluated, engine.name)

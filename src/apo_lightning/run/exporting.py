@@ -57,7 +57,7 @@ def export(cfg: DictConfig) -> Path:
     quiet_libraries(run.folder / "export.log")
     policy = untrained_policy(run)
     here = dict(run.base_identity())
-    if run.lora is None and not cfg.average_with_base:  # the checkpoint has every weight
+    if run.recipe.lora is None and not cfg.average_with_base:  # the checkpoint has every weight
         here.pop(WEIGHTS, None)
     require_unchanged(f"checkpoint {checkpoint.folder}", checkpoint.header.identity, here)
     base = base_weights(policy.model) if cfg.average_with_base else {}
@@ -89,13 +89,10 @@ def _checkpoint(run: Path, name: str) -> Checkpoint:
 
 def untrained_policy(run: TrainedRun) -> Policy:
     """The run's policy as it was before training, with its adapters if it has any."""
-    spec = run.instantiate(run.reference, "model")
+    recipe = run.recipe
     with progress_bars_hidden():
-        model = spec.load_model(run.seed)
-    lora = run.instantiate(run.lora, "policy")
-    if lora is not None:
-        lora.attach(model, run.seed)
-    return Policy(model, spec.load_tokenizer(), model.dtype, spec.stop_tokens)
+        model = recipe.adapted(recipe.model.load_model(run.seed))
+    return Policy(model, recipe.tokenizer, model.dtype, recipe.model.stop_tokens)
 
 
 def _write(policy: Policy, to: Path, dtype: str) -> None:

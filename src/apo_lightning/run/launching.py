@@ -123,7 +123,7 @@ def launched(form: str, *, _root_: Any) -> str:
     if launch().size > 1 and (trainer := _root_.get("trainer")) is not None:
         from apo_lightning.run.devices import requested_devices
 
-        check_launch(requested_devices(trainer.accelerator, trainer.devices)[1], trainer.num_nodes)
+        check_launch(requested_devices(trainer)[1], trainer.num_nodes)
     return launch_time().strftime(form)
 
 

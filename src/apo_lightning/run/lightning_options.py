@@ -5,7 +5,7 @@ ignore an option that assumes another loop, or fail in the middle of the run. No
 answered at once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from apo_lightning.errors import ConfigError
@@ -72,6 +72,14 @@ def check_trainer(trainer: Mapping[str, Any], others: Mapping[str, Any]) -> None
         remedy, harmless = UNFIT.get(key.removeprefix("trainer."), ("", (value,)))
         if value not in harmless:
             raise ConfigError(f"{key} is {value}: {remedy}")
+    if trainer["max_steps"] < 1:
+        raise ConfigError(f"trainer.max_steps is {trainer['max_steps']}: give the rollouts to train, 1 or more")
+    interval = trainer.get("val_check_interval")
+    if interval is not None and (not isinstance(interval, int) or interval < 1):
+        raise ConfigError(
+            f"trainer.val_check_interval is {interval}: give the rollouts between two validation passes, a whole "
+            "number from 1"
+        )
     batches = trainer.get("limit_train_batches")
     if batches is not None and batches != 1.0 and (not isinstance(batches, int) or batches < 1):
         raise ConfigError(f"trainer.limit_train_batches is {batches}: give a whole number of rollouts, from 1")
@@ -91,7 +99,7 @@ def check_callback(name: str, callback: Any, node: Mapping[str, Any]) -> None:
             raise ConfigError(f"callbacks.{name}.{key} is {value}: {_ONE_EPOCH}, so it would act at the end alone")
 
 
-def check_monitors(callbacks: Sequence[Any], trainer: Mapping[str, Any], validation_names: Sequence[str]) -> None:
+def check_monitors(callbacks: Iterable[Any], trainer: Mapping[str, Any], validation_names: Sequence[str]) -> None:
     """Raise `ConfigError` for an `EarlyStopping` that would never look, or at a number that no run logs."""
     for callback in callbacks:
         if "EarlyStopping" not in {kind.__name__ for kind in type(callback).__mro__}:

@@ -52,7 +52,7 @@ def _held_out(run: TrainedRun) -> dict[str, Any]:
             f"run={run.folder} has held no problems out: give data.path=test.jsonl, whose problems are measured with "
             "the run's reward and prompt, or a benchmark="
         )
-    return {name: {"source": OmegaConf.to_container(run.data, resolve=True)} for name in held_out}
+    return {name: {"source": OmegaConf.to_container(run.config.data, resolve=True)} for name in held_out}
 
 
 def _filled_in(name: str, node: Any, run: TrainedRun | None) -> Any:
@@ -68,8 +68,8 @@ def _filled_in(name: str, node: Any, run: TrainedRun | None) -> Any:
             f"benchmark {name} takes its reward and prompt from a training run: give run=FOLDER, or write them into "
             f"configs/benchmark/{name}.yaml as configs/benchmark/arithmetic.yaml does"
         )
-    source, hub = run.instantiate(run.data, "data"), run.data.get("hub")
-    reward = OmegaConf.to_container(run.reward, resolve=True)
+    source, hub = run.recipe.source, run.config.data.get("hub")
+    reward = OmegaConf.to_container(run.config.reward, resolve=True)
     run.require_known(without_own_functions(reward, run.folder), "reward", "data")
     return OmegaConf.create(
         {

@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from apo_lightning.data.rows import Row
 from apo_lightning.errors import ConfigError, in_brief
 from apo_lightning.model.spec import PolicySpec
 from apo_lightning.run.choices import targets_of
+from apo_lightning.run.recipe import Recipe
 from apo_lightning.run.sources import identity_of_held_out
 
 FINAL, ALL, BASE = "final", "all", "base"
@@ -29,7 +31,7 @@ ONLY_READ = ("checkpoints", "rollouts", "wandb")
 """Folders of a run that no command writes to: a link in them may lead to another disk, and one of W&B does."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainedRun:
     """The parts of a training run that an evaluation reads."""
 
@@ -39,14 +41,6 @@ class TrainedRun:
     """The folder of the final policy."""
     config: DictConfig
     """All of its settings."""
-    reference: DictConfig
-    """The run's `model` node: the model before training."""
-    data: DictConfig
-    """The run's `data` node."""
-    reward: DictConfig
-    """The run's `reward` node."""
-    lora: DictConfig | None
-    """The run's adapters; None: all weights were trained."""
     algo: str
     """The stem of the run's `algo=`."""
     overrides: tuple[str, ...]
@@ -69,16 +63,12 @@ class TrainedRun:
             _read(folder / ".hydra" / f"{name}.yaml") for name in ("config", "hydra", "overrides")
         )
         try:
-            for node in (composed.model, composed.data, composed.reward):
+            for node in (composed.model, composed.data, composed.reward, composed.policy):
                 OmegaConf.to_container(node)  # raises where it is none
             return cls(
                 folder=folder,
                 final=root if is_published else folder / "checkpoints" / "final",
                 config=composed,
-                reference=composed.model,
-                data=composed.data,
-                reward=composed.reward,
-                lora=composed.policy.lora,
                 algo=str(hydra.hydra.runtime.choices.algo),
                 overrides=tuple(map(str, typed)),
                 seed=int(composed.seed),
@@ -88,18 +78,21 @@ class TrainedRun:
         except (OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
             raise ConfigError(f"run={folder}: .hydra has no settings of a training run ({in_brief(error)})") from error
 
-    def instantiate(self, node: DictConfig | None, *groups: str) -> Any:
-        """Make the object of a node of this run; None if the node is None.
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The pieces of the run; its `model` is the model before training.
 
         The folder may come from anyone, and a `_target_` can name any function that is installed. So only those are
-        called that an option of the groups names, in an installed package or in the user's own `configs/`. A reward
-        may take parts of the data, `${data.puzzle}`.
-
-        Raises:
-            ConfigError: the node names another `_target_`.
+        called that an option of the same group names, in an installed package or in the user's own `configs/`; reading
+        a piece raises `ConfigError` for another. A reward may take parts of the data, `${data.puzzle}`.
         """
+        return Recipe(self.config, self._make)
+
+    def _make(self, key: str) -> Any:
+        node, group = OmegaConf.select(self.config, key), key.partition(".")[0]
         # Resolved, since ${…} may stand for a node with a _target_ of its own.
-        self.require_known(None if node is None else OmegaConf.to_container(node, resolve=True), *groups)
+        known = (group, "data") if group == "reward" else (group,)
+        self.require_known(None if node is None else OmegaConf.to_container(node, resolve=True), *known)
         return instantiate(node, _convert_="all")
 
     def require_known(self, node: object, *groups: str) -> None:
@@ -114,15 +107,14 @@ class TrainedRun:
 
     def held_out(self) -> dict[str, list[Row]]:
         """The problems that the run validated on, by set; raises `ConfigError` if they are no longer the same."""
-        found = {name: rows for name, rows in self.instantiate(self.data, "data").load().validation.items() if rows}
+        found = {name: rows for name, rows in self.recipe.source.load().validation.items() if rows}
         if found:
             require_unchanged(f"run={self.folder}", identity_of_run(self.folder), identity_of_held_out(found))
         return found
 
     def base_identity(self) -> Identity:
         """What the model before training is now."""
-        spec: PolicySpec = self.instantiate(self.reference, "model")
-        return spec.identity(spec.load_tokenizer())
+        return self.recipe.model.identity(self.recipe.tokenizer)
 
     @property
     def is_published(self) -> bool:
@@ -130,8 +122,8 @@ class TrainedRun:
         return self.folder == self.final / EVIDENCE
 
     @property
-    def final_model(self) -> DictConfig:
-        """The run's `model` node, with the path of the final checkpoint.
+    def final_model(self) -> PolicySpec:
+        """The model at the end of the run.
 
         Raises:
             ConfigError: the run has none, or one that is not as it was written, or not of the run's end.
@@ -148,9 +140,7 @@ class TrainedRun:
                 f"run={self.folder}: checkpoints/final is of step {origin.step}, and the run was trained to {newest}: "
                 "continue it with resume=auto, which writes it again"
             )
-        model = self.reference.copy()
-        model.path, model.config = str(self.final), None
-        return model
+        return replace(self.recipe.model, path=str(self.final), config=None)
 
 
 def record_settings(cfg: DictConfig, hydra: Any, overrides: Sequence[str], folder: Path) -> None:

@@ -31,12 +31,12 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.model.fingerprint import versions
 from apo_lightning.model.tokenizer import completion_ids
 from apo_lightning.rollout.collector import samples_of
+from apo_lightning.run.checks import prepare
 from apo_lightning.run.choices import composed, options_of
 from apo_lightning.run.evaluated_policy import find_evaluated_policy
 from apo_lightning.run.own_problems import without_own_functions
-from apo_lightning.run.preparing import Prepared, prepare
+from apo_lightning.run.recipe import Recipe
 from apo_lightning.run.trained import TrainedRun
-from apo_lightning.run.training import trainer_state
 from apo_lightning.types import Prompt
 
 STORED = 1e-5
@@ -97,14 +97,14 @@ class Subject:
         return {int(path.stem.removeprefix("step_")): read_lines(path) for path in paths}
 
     @cached_property
-    def prepared(self) -> Prepared:
-        """The parts of the run on this machine."""
+    def recipe(self) -> Recipe:
+        """The pieces of the run on this machine."""
         return prepare(self.settings)
 
     @cached_property
     def prompts(self) -> dict[str, Prompt]:
         """The training prompts by id."""
-        return {prompt.id: prompt for prompt in self.prepared.data.train_prompts}
+        return {prompt.id: prompt for prompt in self.recipe.data.train_prompts}
 
     @cached_property
     def settings(self) -> DictConfig:
@@ -197,8 +197,8 @@ def contents(subject: Subject) -> str:
     with contextlib.suppress(ConfigError):
         there["its checkpoint"] = subject.header["identity"]
     for name, identity in there.items():
-        subject.require_same_identity(identity, subject.prepared.identity, name)
-    return ", ".join(subject.prepared.identity)
+        subject.require_same_identity(identity, subject.recipe.identity, name)
+    return ", ".join(subject.recipe.identity)
 
 
 def packages(subject: Subject) -> str:
@@ -265,14 +265,14 @@ def summary(subject: Subject) -> str:
 
 def verdicts(subject: Subject) -> str:
     """Every verdict of `rollouts/`, judged again; problem, prompt and answer, against the data."""
-    num_judged, prepared = 0, subject.prepared
+    num_judged, recipe = 0, subject.recipe
     for step, lines in subject.rollouts.items():
         prompts = [subject.prompts[line["prompt_id"]] for line in lines]
         for line, prompt in zip(lines, prompts, strict=True):
             here = {"step": step, "problem": prompt.problem, "prompt": prompt.text, "answer": prompt.answer}
             require_alike({key: line[key] for key in here}, here, f"step {step}, {line['prompt_id']}: ")
-        state = trainer_state(prepared, step)
-        num_judged += require_same_verdicts(prepared.reward, prepared.tokenizer, prompts, lines, "completion", state)
+        state = recipe.state_at(step)
+        num_judged += require_same_verdicts(recipe.reward, recipe.tokenizer, prompts, lines, "completion", state)
     if not num_judged:
         raise ConfigError("the folder has no completions of training")
     return f"{num_judged} verdicts of {len(subject.rollouts)} steps"

@@ -63,6 +63,6 @@ def verify(cfg: DictConfig) -> list[Check]:
             evaluation = cache(partial(Evaluation, subject, names[name]))
             for what, compare in OF_EVALUATION.items():
                 found.append(check(f"{name}: {what}", lambda compare=compare, read=evaluation: compare(read())))
-        if "prepared" in vars(subject):
-            subject.prepared.reward.close()
+        if "recipe" in vars(subject):
+            subject.recipe.close()
         return found

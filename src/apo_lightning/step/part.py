@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from apo_lightning.contracts import Loss
+from apo_lightning.contracts import Loss, Recipe
 from apo_lightning.distributed.gathering import Ranks
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.packing import Microbatch, PackedSequences
@@ -100,6 +100,12 @@ class Part:
     """Names of the `StepTable.columns` that it writes."""
     held_steps: int = 0
     """The first training steps, in which the policy's own optimizer does not step."""
+
+    def check(self, recipe: Recipe) -> None:
+        """Raise `ConfigError`, before any weights are loaded, where it has no use in such a run."""
+
+    def notice(self, recipe: Recipe) -> str | None:
+        """What a user should know before the run; None: nothing."""
 
     @property
     def models(self) -> Sequence[Policy]:

@@ -8,6 +8,7 @@ import torch
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import GRPO, GSPO
 from apo_lightning.types import LossInputs
+from recipes import recipe_of
 from sequence_losses import NEW, OLD, near, run
 
 
@@ -59,5 +60,5 @@ def test_completions_of_one_token_gspo_is_grpo():
 
 def test_refusals():
     with pytest.raises(ConfigError, match=r"aggregation is token_mean.*one ratio per completion"):
-        GSPO().check(aggregation="token_mean", minibatches_per_step=2, advantage=None)
-    GSPO().check(aggregation="sequence_mean_token_mean", minibatches_per_step=1, advantage=None)
+        GSPO().check(recipe_of(minibatches_per_step=2))
+    GSPO().check(recipe_of(aggregation="sequence_mean_token_mean"))

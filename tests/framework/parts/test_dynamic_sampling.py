@@ -21,6 +21,7 @@ from apo_lightning.run import prepare
 from apo_lightning.types import AdvantageInputs, Rollouts, concatenate, mixed
 from composing import composed
 from factories import SETTINGS, make_prompt
+from recipes import recipe_of
 from running import RUN, SIGNAL, on_one_and_two_ranks, train_tiny, training_rows, weights, without_clock
 
 # Of two completions, each right half of the time, half of the groups are mixed.
@@ -226,7 +227,7 @@ def test_groups_are_dropped_by_their_verdicts_and_not_by_their_rewards():
 def test_what_cannot_work_is_refused_and_named():
     sampling, good = DynamicSampling(max_rounds=3, oversample=1.5), Informative(GroupNormalized())
     # Two prompts a step: at most 2 + 2·3.
-    sampling.check(SETTINGS, 8, good)
+    sampling.check(recipe_of(settings=SETTINGS, num_prompts=8, advantage=good))
     for changes, words in (
         ({"settings": replace(SETTINGS, group_size=1)}, "group_size is 1"),
         ({"advantage": Informative(GAE())}, "algo.critic"),
@@ -235,7 +236,7 @@ def test_what_cannot_work_is_refused_and_named():
     ):
         values = {"settings": SETTINGS, "num_prompts": 8, "advantage": good} | changes
         with pytest.raises(ConfigError, match=words):
-            sampling.check(**values)
+            sampling.check(recipe_of(**values))
     for values, words in (({"max_rounds": 0}, "max_rounds is 0"), ({"oversample": 0.5}, "oversample is 0.5")):
         with pytest.raises(ConfigError, match=words):
             DynamicSampling(**values)

@@ -65,7 +65,7 @@ def sampled_table(engine, num_tokens):
 
 
 def run(check, table, policy, version=1):
-    return check.check(make_setup(policy=policy), table, version)
+    return check.compare(make_setup(policy=policy), table, version)
 
 
 def test_the_noise_of_the_trainers_two_precisions_is_the_size_of_the_gap(pair):

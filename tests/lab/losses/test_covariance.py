@@ -12,6 +12,7 @@ from apo_lab.losses.minibatch_tokens import MinibatchTokens
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import GRPO
 from apo_lightning.types import LossInputs
+from recipes import recipe_of
 
 # mean A = 0, mean ℓ = −1.55, so cov = A·(ℓ + 1.55).
 A = torch.tensor([1.0, 1.0, -1.0, -1.0])
@@ -65,8 +66,8 @@ def test_refusals():
     with pytest.raises(ConfigError, match="lowest is 5"):
         ClipCov(lowest=5.0)
     with pytest.raises(ConfigError, match="set prompts_per_minibatch to a half or less"):
-        KLCov().check(aggregation="token_mean", minibatches_per_step=1, advantage=None)
-    KLCov().check(aggregation="token_mean", minibatches_per_step=2, advantage=None)
+        KLCov().check(recipe_of())
+    KLCov().check(recipe_of(minibatches_per_step=2))
 
 
 @given(st.lists(st.tuples(st.sampled_from([-1.0, 0.0, 0.5, 1.0]), st.floats(-9, 0, width=32)), min_size=2, max_size=12))

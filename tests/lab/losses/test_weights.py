@@ -6,6 +6,7 @@ import torch
 from apo_lab.losses import CISPO, GMPO
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import GRPO, GSPO
+from recipes import recipe_of
 from sequence_losses import OLD, near, run
 
 
@@ -42,6 +43,6 @@ def test_refusals():
     with pytest.raises(ConfigError, match="cap is 0"):
         CISPO(cap=0)
     with pytest.raises(ConfigError, match=r"aggregation is token_mean.*GMPO has one ratio per completion"):
-        GMPO().check(aggregation="token_mean", minibatches_per_step=2, advantage=None)
+        GMPO().check(recipe_of(minibatches_per_step=2))
     with pytest.raises(ConfigError, match="leave clip_eps_high and dual_clip null"):
         GMPO(dual_clip=3.0)
