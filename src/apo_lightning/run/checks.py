@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from transformers import PreTrainedTokenizerBase
 
 from apo_lightning.common.console import saying
@@ -16,6 +16,7 @@ from apo_lightning.model.spec import PolicySpec
 from apo_lightning.model.tokenizer import completion_ids
 from apo_lightning.parts.order import OF_ALGO, check_values_given
 from apo_lightning.rewards.trial import try_reward
+from apo_lightning.run.choices import interpolates
 from apo_lightning.run.devices import check_devices
 from apo_lightning.run.lightning_options import check_callback, check_monitors, check_trainer
 from apo_lightning.run.recipe import Recipe
@@ -36,10 +37,9 @@ def prepare(cfg: DictConfig) -> Recipe:
 
 
 def _sections(recipe: Recipe) -> None:
-    text = OmegaConf.to_yaml(recipe.cfg)
     for section, known in SECTIONS.items():
         for key in map(str, recipe.cfg[section]):
-            if key not in known and f"${{{section}.{key}" not in text:
+            if key not in known and not interpolates(recipe.cfg, f"{section}.{key}"):
                 raise ConfigError(f"{section}.{key}: nothing reads it; {section} has {', '.join(known)}")
 
 

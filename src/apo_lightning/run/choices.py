@@ -48,10 +48,14 @@ def refuse_unread(cfg: DictConfig, name: str) -> None:
     """
     known = [*composed(name), *(group.name for folder in config_folders() for group in folder.glob("*/"))]
     known += GONE  # a run says itself what to give in place of these
-    text = OmegaConf.to_yaml(cfg)
     for key in map(str, cfg):
-        if key not in known and f"${{{key}" not in text:
+        if key not in known and not interpolates(cfg, key):
             raise ConfigError(f"{key}: no setting has this name{nearest(key, composed(name))}")
+
+
+def interpolates(cfg: DictConfig, key: str) -> bool:
+    """Whether a value of the configuration is made of this one, `${key}`, or of one below it."""
+    return re.search(rf"\$\{{{re.escape(key)}[}}.\[]", OmegaConf.to_yaml(cfg)) is not None
 
 
 def nearest(key: str, cfg: DictConfig) -> str:

@@ -124,6 +124,9 @@ def test_a_wrong_command_is_one_line_with_what_to_type_before_anything_large_is_
     [
         *(((name, "model=tiny", "seed=x"), "seed is 'x': it should be a valid") for name in ("train", "evaluate")),
         (("train", "-m", "model=tiny", "trainer=ddp_cpu2", "seed=1,2"), "trainer.devices is 2 in a sweep"),
+        # Prefixes of keys that other values are made of, `${gpu_memory_utilization}` and `${algo.aggregation}`.
+        (("train", *RUN, "+gpu_memory=0.5"), "gpu_memory: no setting has this name"),
+        (("train", *RUN, "+algo.agg=1"), "algo.agg: nothing reads it"),
         (("train", *RUN, "+algo.foo=1"), "algo.foo: nothing reads it; algo has loss, advantage"),
         (("train", *RUN, "reward=callable", "reward.function._target_=rewarding.none"), "rewarding.py has no none"),
         (
