@@ -5,6 +5,7 @@ product  = factor ((· | × | ÷ | / | nothing) factor)*
 factor   = base (^ exponent | ! | ' | _ index | °)*
 """
 
+from collections.abc import Callable
 from fractions import Fraction
 
 from math_answers.lexer import Token
@@ -29,21 +30,10 @@ _CALLED = frozenset("fghFGHPQ")
 class Expressions(Stream):
     """The lower half of the grammar."""
 
-    def items(self, closing: tuple[str, ...]) -> Node:
-        """See `Reader`."""
-        raise NotImplementedError
-
-    def bracketed(self, opening: str) -> Node:
-        """See `Brackets`."""
-        raise NotImplementedError
-
-    def braces(self) -> Node:
-        """See `Brackets`."""
-        raise NotImplementedError
-
-    def command(self, name: str) -> Node:
-        """See `Commands`."""
-        raise NotImplementedError
+    items: Callable[[tuple[str, ...]], Node]
+    bracketed: Callable[[str], Node]
+    braces: Callable[[], Node]
+    command: Callable[[str], Node]
 
     def sum(self) -> Node:
         """A sum, or a single term."""
@@ -373,13 +363,17 @@ class Expressions(Stream):
 
     def inside(self, closing: str) -> list[Node]:
         """The items up to the closing bracket, which is taken."""
-        self.depth_of_lists += 1
-        bars, self.bars = self.bars, 0
-        found = self.items((closing,))
-        self.bars = bars
-        self.depth_of_lists -= 1
+        found = self.enclosed((closing,))
         self.expect(closing)
         return list(found.args) if found.head == "list" else [found]
+
+    def enclosed(self, closing: tuple[str, ...], bars: int = 0) -> Node:
+        """The items within brackets, where commas separate and no bar closes one outside; `bars` separate too."""
+        outer = self.bars, self.depth_of_lists
+        self.bars, self.depth_of_lists = bars, self.depth_of_lists + 1
+        found = self.items(closing)
+        self.bars, self.depth_of_lists = outer
+        return found
 
     def absolute(self, closing: tuple[str, ...], name: str = "abs") -> Node:
         """The absolute value up to the bar that closes it."""
