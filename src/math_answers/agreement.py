@@ -77,7 +77,7 @@ def agree(one: Node, other: Node) -> bool:
     for index, point in enumerate(points(names)):
         if seen and (not names or (index >= NUM_POINTS and seen >= FEWEST_POINTS)):
             break
-        is_same = at_point(one, other, point, compare)
+        is_same = (at_point if index < 2 * NUM_POINTS else at_change)(one, other, point, compare)
         if is_same is False:
             return False
         seen += is_same is True

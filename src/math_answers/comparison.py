@@ -11,7 +11,7 @@ from math_answers import sets
 from math_answers.agreement import FEWEST_DIGITS, FEWEST_POINTS, agree, at_change, at_point, changes, same_value
 from math_answers.nodes import Node, TooLargeError, number
 from math_answers.tables import FILLERS, NAMES, NUMERALS, SYNONYMS
-from math_answers.values import OPERATIONS, exact, names_in, points
+from math_answers.values import NUM_POINTS, OPERATIONS, exact, names_in, points
 
 EXPRESSIONS = OPERATIONS | {"number", "symbol", "constant", "call", "vector", "plus_minus"}
 
@@ -229,12 +229,12 @@ def _same_equation(gold: Node, answer: Node) -> bool:
     names = {name: kind for kind, name in itertools.chain(names_in(one), names_in(other))}
     if not names:
         return False
-    found = [ratio for point in points(names) if (ratio := at_point(one, other, point, _ratio)) is not None]
-    found += [r for point in changes(one, other, names) if (r := at_change(one, other, point, _ratio)) is not None]
+    found = [at_point(one, other, point, _ratio) for point in itertools.islice(points(names), 2 * NUM_POINTS)]
+    found += [at_change(one, other, point, _ratio) for point in changes(one, other, names)]
     if False in found:
         return False
     with mpmath.workdps(FEWEST_DIGITS):
-        ratios = [ratio for ratio in found if ratio is not True]
+        ratios = [ratio for ratio in found if ratio is not None and ratio is not True]
         return len(ratios) >= FEWEST_POINTS and all(
             abs(ratio / ratios[0] - 1) < mpmath.mpf(10) ** -30 for ratio in ratios
         )
@@ -285,59 +285,41 @@ def _names_as_tuple(node: Node) -> Node:
 # ---------------------------------------------------------------------- several parts
 
 
-def _in_unit_vectors(node: Node) -> Node:
-    """A point or a column of three as a sum of unit vectors."""
-    is_column = node.head == "matrix" and node.args[0] == 1
-    cells = node.args[1:-1] if is_column else node.args
+def _column_as_tuple(node: Node) -> Node:
+    is_column = node.head == "matrix" and node.args[0] == 1 and not node.args[-1]
+    return Node("tuple", node.args[1:-1]) if is_column else node
+
+
+def _in_unit_vectors(point: Node) -> Node:
+    """A point of three as a sum of unit vectors."""
     units = (Node("vector", (f"unit vector {name}",)) for name in "ijk")
-    return Node("add", tuple(Node("multiply", pair) for pair in zip(cells, units, strict=True)))
+    return Node("add", tuple(Node("multiply", pair) for pair in zip(point.args, units, strict=True)))
 
 
 def _same_compound(gold: Node, answer: Node) -> bool:
+    gold, answer = _column_as_tuple(gold), _column_as_tuple(answer)
     for one, other in ((gold, answer), (answer, gold)):
         has_units = one.head in EXPRESSIONS and any(name.startswith("unit") for _, name in names_in(one))
-        if has_units and (
-            (other.head == "tuple" and len(other.args) == 3) or (other.head == "matrix" and len(other.args) == 5)
-        ):
+        if has_units and other.head == "tuple" and len(other.args) == 3:
             return agree(one, _in_unit_vectors(other))
     if "named" in (gold.head, answer.head):
         return _same_named(gold, answer)
-    if "matrix" in (gold.head, answer.head):
-        return (
-            gold.head == answer.head
-            and len(gold.args) == len(answer.args)
-            and gold.args[0] == answer.args[0]
-            and gold.args[-1] == answer.args[-1]
-            and all(map(same, gold.args[1:-1], answer.args[1:-1]))
-        )
-    heads = {gold.head, answer.head}
-    if heads <= {"tuple"} or heads <= {"interval"}:
-        ends = gold.head == "tuple" or gold.args[0] == answer.args[0]
-        start = 0 if gold.head == "tuple" else 1
-        return ends and len(gold.args) == len(answer.args) and all(map(same, gold.args[start:], answer.args[start:]))
-    if heads <= {"tuple", "list"} and "tuple" in heads:
-        return len(gold.args) == len(answer.args) and all(map(same, gold.args, answer.args))
-    lists = {"list", "set", "or list"}
-    if gold.head == answer.head == "list" and all(_is_phrase(part) for part in (*gold.args, *answer.args)):
-        return len(gold.args) == len(answer.args) and all(map(same, gold.args, answer.args))
-    if gold.head in lists and answer.head in lists:
-        return _same_unordered(_expanded(gold), _expanded(answer), counts=gold.head != "set" and answer.head != "set")
     if gold.head == "set" and len(gold.args) == 1 and answer.head in EXPRESSIONS:
         return same(gold.args[0], answer)
     if answer.head == "set" and len(answer.args) == 1 and gold.head in EXPRESSIONS:
         return same(gold, answer.args[0])
-    if gold.head in lists and len(signs(answer)) > 1:
-        return _same_unordered(_expanded(gold), signs(answer))
-    if heads <= {"and", "or"} or gold.head == answer.head:
-        return (
-            gold.head == answer.head
-            and len(gold.args) == len(answer.args)
-            and all(
-                same(a, b) if isinstance(a, Node) and isinstance(b, Node) else a == b
-                for a, b in zip(gold.args, answer.args, strict=True)
-            )
+    heads = {gold.head, answer.head}
+    is_ordered = heads == {"tuple", "list"} or (heads == {"list"} and all(map(_is_phrase, (*gold.args, *answer.args))))
+    if heads <= {"list", "set", "or list"} and not is_ordered:
+        return _same_unordered(_expanded(gold), _expanded(answer), counts="set" not in heads)
+    return (
+        (is_ordered or len(heads) == 1)
+        and len(gold.args) == len(answer.args)
+        and all(
+            same(a, b) if isinstance(a, Node) and isinstance(b, Node) else a == b
+            for a, b in zip(gold.args, answer.args, strict=True)
         )
-    return False
+    )
 
 
 def _expanded(node: Node) -> list[Node]:
@@ -352,6 +334,8 @@ def _same_named(gold: Node, answer: Node) -> bool:
     named, other = (gold, answer) if gold.head == "named" else (answer, gold)
     if other.head not in ("tuple", "list") or len(other.args) != len(named.args):
         return False
+    if gold.head == "list" and len({name.partition("_")[0] for name, _ in named.args}) == 1:
+        return _same_unordered(_expanded(gold), [value for _, value in named.args], counts=True)  # x_1 = 3, x_2 = 2
     for (name, value), part in zip(named.args, other.args, strict=True):
         own_name, values = split_name(part)
         if own_name not in (None, name) or len(values) != 1:

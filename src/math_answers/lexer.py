@@ -38,8 +38,10 @@ _NUMBER = re.compile(
 _EXPONENT = re.compile(r"[eE]([-+]?[0-9]+)(?![A-Za-z0-9])")
 _EMPTY_START = re.compile(r"\.(?=\\(?:overline|bar|dot)(?![A-Za-z]))")
 _HEX = re.compile(r"[0-9]+[A-F][0-9A-F]*(?=\)?\s*_)|[A-F]+[0-9][0-9A-F]*(?=\)?\s*_)")
+_FUNCTIONS_AND_UNITS = tables.FUNCTIONS & tables.UNITS
 _ENDS_A_UNIT = re.compile(r"\s*(?:$|[/,;.)^$])")
 """What stands behind a minute or a second, and not behind a minimum or a secant."""
+_UNIT_MARKS = re.compile(r"\\[,;: ]|\\cdot(?![A-Za-z])|\^\{?-?[0-9]\}?|[/~]")
 _LETTERS = re.compile(r"[A-Za-z]+")
 _CHINESE = re.compile("[\u4e00-\u9fff\u0400-\u04ff]+")
 _SCALES = sorted(tables.CHINESE_SCALES, key=len, reverse=True)
@@ -127,7 +129,8 @@ def _raw(text: str, upright: bool = False) -> Iterator[Token]:
                 yield Token("number", digits, upright=upright)
         elif match := _LETTERS.match(text, at):
             at = match.end()
-            yield from _word(match[0], upright)
+            is_unit = match[0] in _FUNCTIONS_AND_UNITS and _ENDS_A_UNIT.match(text, at) is not None
+            yield from _word(match[0], upright or is_unit)
         elif match := _CHINESE.match(text, at):
             at = match.end()
             scale = next(
@@ -179,15 +182,24 @@ def _framed(text: str, at: int, name: str) -> Iterator[Token]:
         yield Token("letter", f"unit vector {word}")
     elif name in ("mathbf", "boldsymbol", "bm") and len(word) == 1 and word.islower():
         yield Token("letter", f"vec {word}")
+    elif name in ("mathrm", "operatorname") and word in tables.FUNCTIONS:
+        is_unit = name == "mathrm" and word in _FUNCTIONS_AND_UNITS and _ENDS_A_UNIT.match(text, at) is not None
+        yield from _word(word, is_unit)
+    elif name in ("mathrm", "text") and _is_of_units(content):
+        yield from _raw(content, upright=True)
     elif name in tables.FRAMES or "\\" in content or "$" in content:
         yield from _raw(re.sub(r"(?<!\\)\$", "", content))
-    elif name == "mathrm" and word in tables.FUNCTIONS & tables.UNITS and _ENDS_A_UNIT.match(text, at):
-        yield Token("word", word, upright=True)
     elif word in ("e", "i", "d"):
         yield Token("letter", word)
     else:
-        yield from _raw(content, upright=name not in ("operatorname", "mathrm") or word not in tables.FUNCTIONS)
+        yield from _raw(content, upright=True)
     return at
+
+
+def _is_of_units(content: str) -> bool:
+    r"""km\,h^{-1}: words of units, spaces of LaTeX and exponents; a single letter is none."""
+    words = {*re.findall(r"[A-Za-z]+", _UNIT_MARKS.sub(" ", content))}
+    return bool(words & tables.UNITS) and words <= tables.UNITS | tables.LONE_UNITS
 
 
 def _word(run: str, upright: bool) -> Iterator[Token]:
