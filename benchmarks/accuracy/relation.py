@@ -35,7 +35,7 @@ ANSWERS = [
     "x=1", "0.693147", "[]", r"\text{the and C}", r"\text{a and C}", "C, B", r"\text{ABC}", "a", r"\text{all}",
     r"\text{none}", "x", "?",
 ]  # fmt: skip
-CONVENTIONS = frozenset(["quantity", "numeral", "choice", "list", "or list", "clock", "words"])
+CONVENTIONS = frozenset(["quantity", "numeral", "choice", "clock", "words"])
 """What an answer may say more or less than its gold."""
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[0-9]+|[^\s]|\s+")
 _PIECES = [
@@ -54,7 +54,9 @@ class Violation:
 
     def is_excused(self) -> bool:
         """Whether one of the texts has something that an answer may leave out or add."""
-        return any(has_convention(read(text, None)) for text in self.texts)
+        nodes = [read(text, None) for text in self.texts]
+        are_lists = {node.head in ("list", "or list") for node in nodes}
+        return len(are_lists) > 1 or any(map(has_convention, nodes))
 
 
 def violations(
@@ -71,7 +73,7 @@ def violations(
 
 
 def has_convention(node: Node) -> bool:
-    """Whether a unit, a base, a label, a name, a rounded decimal or a list without brackets stands in it."""
+    """Whether a unit, a base, a label, a name or a rounded decimal stands in it."""
     is_named = node.head == "relation" and bool({"=", "in", "approx"} & {*node.args[0]})
     is_unit = node.head in ("multiply", "divide") and any(
         part.head == "symbol" and part.args[0] in LONE_UNITS for part in node.args

@@ -351,21 +351,17 @@ def _is_phrase(node: Node) -> bool:
 
 
 def _same_unordered(golds: list[Node], answers: list[Node], counts: bool = False) -> bool:
-    """Each part has a part of the other; where `counts`, as many of them."""
-    if counts and len(golds) != len(answers):
-        return False
-    if max(len(golds), len(answers)) > 40:
+    """Each part has a part of the other; where `counts`, one of its own."""
+    if max(len(golds), len(answers)) > 40 or (counts and len(golds) != len(answers)):
         return False
     rest = list(answers)
     for one in golds:
         found = next((other for other in rest if same(one, other)), None)
         if found is None:
-            found = next((other for other in answers if same(one, other)), None)
-            if found is None:
-                return False
-            continue
-        rest.remove(found)
-    return all(any(same(one, other) for one in golds) for other in rest)
+            return False
+        if counts:
+            rest.remove(found)
+    return counts or all(any(same(one, other) for one in golds) for other in answers)
 
 
 # ---------------------------------------------------------------------- others

@@ -129,8 +129,7 @@ def _raw(text: str, upright: bool = False) -> Iterator[Token]:
                 yield Token("number", digits, upright=upright)
         elif match := _LETTERS.match(text, at):
             at = match.end()
-            is_unit = match[0] in _FUNCTIONS_AND_UNITS and _ENDS_A_UNIT.match(text, at) is not None
-            yield from _word(match[0], upright or is_unit)
+            yield from _word(match[0], upright)
         elif match := _CHINESE.match(text, at):
             at = match.end()
             scale = next(

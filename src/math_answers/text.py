@@ -52,6 +52,7 @@ _RULES = tuple(
         (rf"{_UPRIGHT}[\s~]*\\mu\s*([A-Za-z])\s*\}}|\\mu\s*{_UPRIGHT}\s*([A-Za-z])\s*\}}", r"\\text{ u\1\2}"),
         (rf"{_UPRIGHT}[\s~]*([kM]?)(?:\\(?:Omega|ohm)\s*\}}|\}}\s*\\Omega)", r"\\text{ \1ohm}"),
         (r"^(?:Matrix|(?:np\.)?array)\((\[\[.*\]\])\)$", r"\1"),
+        (r"(?<=[0-9])\s*(min|sec|deg)(?=\s*(?:$|[,;.)]))", r"\\text{ \1}"),
         (r"\b(?:np|math)\.(?=[a-z])", ""),
         # The label of a choice and its value.
         (r"^(?:\\text\s*\{\s*)?([A-J])[.)]\s*\}?\s+(?=\S)", r"(\1) "),

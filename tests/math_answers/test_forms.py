@@ -349,6 +349,10 @@ SAME: dict[str, dict[str, list[str]]] = {
         "B": [r"\mathbf{B}"],
     },
     "names with an index": {"2, 3": ["x_1=3, x_2=2"], "2, 2": ["x_1=2, x_2=2"]},
+    "functions that are units": {
+        r"\tan x\sec^2 x": ["tan x sec^2 x", r"\sec^2(x)\tan x"],
+        r"2\sec^2 x": ["2 sec^2(x)"],
+    },
     "double factorials": {"105": ["7!!"], "48": ["6!!"]},
     "expressions that are seldom real": {
         r"\sqrt{a^2-b^2-c^2}": [r"\sqrt{a^2-c^2-b^2}"],
@@ -497,6 +501,7 @@ DIFFERENT: dict[str, dict[str, list[str]]] = {
     "numerals and times": {"204_5": ["204_6"], "3_4": ["3_5"], "52_8": ["42"], r"05\!:\!00": ["3"]},
     "points, sets and lists": {
         "(3,4)": [r"\{3,4\}", "4, 3", "(4,3)", "[3,4]"],
+        "2, 3, 3": ["2, 2, 3", "x_1=3, x_2=2, x_3=2"],
         "(3,4]": ["[3,4)", "(3,4)", "3, 4"],
         "4": ["1, 2, 3, 4"],
         "3": ["7 apples and 3 pears"],

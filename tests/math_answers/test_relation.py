@@ -20,6 +20,7 @@ GOLDS = {
     "sets": [
         r"\emptyset", r"\{1\}", r"\mathbb{R}", r"\mathbb{R}\setminus\{1\}", r"(1,\infty)", r"[1,\infty)", r"\{1,2\}",
     ],
+    "lists": ["2, 3", "2, 3, 3", "2, 2, 3", "3, 3, 3"],
     "ratios": ["5:6", "1:2:3", "6:5", "0:1"],
     "steps": [
         "n", "0", "1", r"\lfloor n/9\rfloor", r"\lfloor n/10\rfloor", r"\lceil n/9\rceil", r"\binom{n}{16}",
