@@ -64,20 +64,19 @@ def main() -> None:
         kinds.setdefault((rewrite.kind, rewrite.is_equal), []).append(rewrite)
     chosen = {kind: draw.sample(found, min(arguments.answers, len(found))) for kind, found in kinds.items()}
     chosen[UNKNOWN, False] = list(near_misses(made, 10 * arguments.answers, draw))
-    print("| answers | | both agree | ours alone is right | math-verify alone is right |\n|:--|:--|--:|--:|--:|")
-    disagreements: list[Row] = []
+    table = ["| answers | | both agree | ours alone is right | math-verify alone is right |", "|:--|:--|--:|--:|--:|"]
     for (kind, is_equal), found in chosen.items():
         rows = [Row(rewrite, ours(rewrite), plain(rewrite)) for rewrite in found]
         apart = [row for row in rows if row.ours != row.plain]
-        right = sum(row.ours == is_equal for row in apart)
-        counts = ("to read", len(apart)) if kind == UNKNOWN else (right, len(apart) - right)
-        label = "" if kind == UNKNOWN else "right" if is_equal else "wrong"
-        print(f"| {kind} | {label} | {len(rows) - len(apart)} | {counts[0]} | {counts[1]} |", flush=True)
-        disagreements += apart if kind == UNKNOWN else apart[:1] + [row for row in apart[1:] if row.ours != is_equal]
-    print()
-    for row in disagreements:
-        who = "accepted by ours" if row.ours else "accepted by math-verify"
-        print(f"- {row.rewrite.kind}, {who}: `{row.rewrite.gold}` — `{row.rewrite.completion.splitlines()[-1]}`")
+        against = [row for row in apart if row.ours != is_equal]
+        for row in apart if kind == UNKNOWN else [*apart[:1], *against]:
+            who = "accepted by ours" if row.ours else "accepted by math-verify"
+            answer = row.rewrite.completion.splitlines()[-1]
+            print(f"- {kind}, {who}: `{row.rewrite.gold}` — `{answer}`", flush=True)
+        label = "to be read" if kind == UNKNOWN else "right" if is_equal else "wrong"
+        counts = ("", len(apart)) if kind == UNKNOWN else (len(apart) - len(against), len(against))
+        table.append(f"| {kind} | {label} | {len(rows) - len(apart)} | {counts[0]} | {counts[1]} |")
+    print("\n" + "\n".join(table))
 
 
 if __name__ == "__main__":

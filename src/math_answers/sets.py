@@ -9,7 +9,6 @@ from math_answers.nodes import Node
 from math_answers.values import Evaluation, names_in
 
 OPERATORS = frozenset(["<", ">", "<=", ">=", "!="])
-REALS = Node("words", ("all real numbers",))
 _TURNED = str.maketrans("<>", "><")
 DIGITS = 60
 
@@ -72,10 +71,8 @@ def _free_names(node: Node) -> set[str]:
 def pieces(node: Node, as_interval: bool) -> list[Piece] | None:
     """The intervals of a set of reals; None for anything else."""
     head, args = node.head, node.args
-    if node == REALS:
-        return EVERYTHING
     if head == "words":
-        return EVERYTHING if "".join(args).lower() == "allrealnumbers" else None
+        return EVERYTHING if "".join(args).replace(" ", "").lower() == "allrealnumbers" else None
     if head == "interval":
         return _piece(args[1], args[0][0] == "[", args[2], args[0][1] == "]")
     if head == "tuple" and len(args) == 2 and as_interval:

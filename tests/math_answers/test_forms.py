@@ -511,7 +511,7 @@ DIFFERENT: dict[str, dict[str, list[str]]] = {
         r"(\sqrt{8}, 1)": ["(x, 2)"],
     },
     "plus and minus": {"2": [r"\pm 2"], r"\sqrt{2}": [r"-\sqrt{2}"]},
-    "infinity": {r"\infty": ["5"], r"-\infty": ["5"], r"\frac{1}{0}": ["5"]},
+    "infinity": {r"\infty": ["5"], r"-\infty": ["5"], r"\frac{1}{0}": ["5"], r"2\sqrt{x\infty}": [r"2\sqrt{\infty}"]},
     "matrices": {
         r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}": [
             r"\begin{pmatrix} 1 & 2 \end{pmatrix}",
