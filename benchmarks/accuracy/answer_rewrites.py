@@ -4,10 +4,12 @@ Each rule reads the gold answer with its own arithmetic (`Fraction`) and is appl
 does to the answer; where a rule might turn a wrong answer into a right one, a condition beside it says so.
 """
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 
 _DIGITS = r"(?:\d{1,3}(?:,(?:\\!)?\s*\d{3})+|\d+)"
 _DECIMAL = re.compile(rf"(?P<currency>\\\$)?(?P<sign>[-+]?)(?P<digits>{_DIGITS}?)(?P<places>\.\d*)?")
@@ -42,6 +44,12 @@ class Gold:
     """integer, decimal, scientific, fraction, mixed, base, word, bracketed, list, matrix, equation, expression, …"""
     value: Fraction | None = None
     unit: str = ""
+
+
+def read_golds(path: Path) -> list[str]:
+    """The answers of a benchmark's JSON lines."""
+    with path.open() as lines:
+        return [str(json.loads(line)["answer"]) for line in lines]
 
 
 def read_gold(text: str) -> Gold:

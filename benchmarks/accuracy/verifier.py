@@ -7,18 +7,16 @@ Prints Markdown. Takes a few minutes on two cores.
 """
 
 import argparse
-import importlib
-import json
 import math
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from apo_lightning.rewards import MathVerifyReward
-from benchmarks.accuracy.answer_rewrites import Rewrite, rewrites
+from benchmarks.accuracy.answer_rewrites import Rewrite, read_golds, rewrites
+from benchmarks.accuracy.differential import plain
 from benchmarks.shared.timing import has_peer
 
 BENCHMARKS = ("aime2024", "aime2025", "amc2023", "math500", "minerva_math")
@@ -62,11 +60,6 @@ def main() -> None:
     print_report(judged, speeds, arguments.plain_sample)
 
 
-def read_golds(path: Path) -> list[str]:
-    with path.open() as lines:
-        return [str(json.loads(line)["answer"]) for line in lines]
-
-
 def judge(benchmark: str, made: Sequence[Rewrite], reward: MathVerifyReward, plain_sample: int) -> list[Judged]:
     verdicts = reward.score([rewrite.completion for rewrite in made], [rewrite.gold for rewrite in made])
     sampled = sample_per_kind(made, plain_sample)
@@ -83,14 +76,6 @@ def sample_per_kind(made: Sequence[Rewrite], size: int) -> set[int]:
         groups.setdefault((rewrite.kind, rewrite.is_equal), []).append(index)
     draw = random.Random(0)
     return {index for indices in groups.values() for index in draw.sample(indices, min(size, len(indices)))}
-
-
-def plain(rewrite: Rewrite) -> bool:
-    """Math-verify as trainers commonly call it: the gold answer in a box, the completion as it is, in one process."""
-    other: Any = importlib.import_module("math_verify")  # no dependency of the project
-    latex, box = other.LatexExtractionConfig(), other.LatexExtractionConfig(boxed_match_priority=0)
-    gold = other.parse(rf"\boxed{{{rewrite.gold}}}", [latex])
-    return bool(other.verify(gold, other.parse(rewrite.completion, [box, other.ExprExtractionConfig()])))
 
 
 def measure(made: Sequence[Rewrite], reward: MathVerifyReward, *, with_plain: bool) -> list[Speed]:

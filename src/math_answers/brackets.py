@@ -1,5 +1,7 @@
 r"""Points, intervals, sets and matrices."""
 
+from collections.abc import Callable
+
 from math_answers.expressions import Expressions
 from math_answers.nodes import Node, UnreadError, number
 from math_answers.stream import END
@@ -14,31 +16,16 @@ _CONDITIONS = frozenset(["relation", "and", "or", "words"])
 class Brackets(Expressions):
     """What stands between brackets of all kinds."""
 
-    def separator(self) -> str | None:
-        """See `Reader`."""
-        raise NotImplementedError
-
-    def set_expression(self) -> Node:
-        """See `Reader`."""
-        raise NotImplementedError
-
-    def quantity(self) -> Node:
-        """See `Reader`."""
-        raise NotImplementedError
-
-    def relation_operator(self) -> str | None:
-        """See `Reader`."""
-        raise NotImplementedError
+    separator: Callable[[], str | None]
+    set_expression: Callable[[], Node]
+    quantity: Callable[[], Node]
+    relation_operator: Callable[[], str | None]
 
     def bracketed(self, opening: str) -> Node:
         """A group, a point, an interval."""
-        self.depth_of_lists += 1
         is_of_rows = opening == "[" and self.is_next("[")
-        bars, self.bars = self.bars, 0
         closings = (")", "]", "rangle", "rparen", "rbrack")
-        found = self.items(closings if is_of_rows else (*closings, "["))
-        self.bars = bars
-        self.depth_of_lists -= 1
+        found = self.enclosed(closings if is_of_rows else (*closings, "["))
         closing = self.take().text
         opening, closing = _PRINTED.get(opening, opening), _PRINTED.get(closing, closing)
         if closing not in (")", "]", "["):
@@ -72,16 +59,11 @@ class Brackets(Expressions):
 
     def braces(self) -> Node:
         """A group, a set, or a binomial."""
-        self.depth_of_lists += 1
-        bars, self.bars = self.bars, 0
         if self.takes("}"):
-            self.bars, self.depth_of_lists = bars, self.depth_of_lists - 1
             return self.base() if self.next is not END else Node("set", ())
-        found = self.items(("}", "choose"))
+        found = self.enclosed(("}", "choose"))
         if self.takes("choose"):
             found = Node("call", ("binomial", found, self.sum()))
-        self.bars = bars
-        self.depth_of_lists -= 1
         self.expect("}")
         return Node("set", found.args) if found.head == "list" else found
 
@@ -103,20 +85,16 @@ class Brackets(Expressions):
         """A set by its elements or by a condition."""
         if self.takes("}", "rbrace"):
             return Node("set", ())
-        self.depth_of_lists += 1
-        bars, self.bars = self.bars, 1  # a bar separates here
         self.colon_ends = True
-        first = self.items(("}", "rbrace", "mid", "|", ":"))
+        first = self.enclosed(("}", "rbrace", "mid", "|", ":"), bars=1)
         self.colon_ends = False
         if self.takes("mid", "|", ":"):
-            condition = self.items(("}", "rbrace"))
+            condition = self.enclosed(("}", "rbrace"), bars=1)
             if first.head == "relation" and first.args[0] == ("in",) and first.args[2].head == "words":
                 first = first.args[1]
             found = Node("builder", (first, condition))
         else:
             found = Node("set", first.args if first.head == "list" else (first,))
-        self.bars = bars
-        self.depth_of_lists -= 1
         if not self.takes("}", "rbrace"):
             raise UnreadError("a set that is not closed")
         return found

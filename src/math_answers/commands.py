@@ -1,6 +1,7 @@
 r"""Commands of LaTeX, functions among them."""
 
 import re
+from collections.abc import Callable
 
 from math_answers.brackets import Brackets
 from math_answers.expressions import FRACTIONS, signed
@@ -14,9 +15,7 @@ from math_answers.values import names_in
 class Commands(Brackets):
     """What stands behind a backslash, or is a known name in plain notation."""
 
-    def relation(self) -> Node:
-        """See `Reader`."""
-        raise NotImplementedError
+    relation: Callable[[], Node]
 
     def command(self, name: str) -> Node:
         """What a command stands for."""

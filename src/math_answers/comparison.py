@@ -1,7 +1,6 @@
 r"""Whether two trees say the same."""
 
 import itertools
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +8,10 @@ import mpmath
 
 from math_answers import sets
 from math_answers.agreement import FEWEST_DIGITS, FEWEST_POINTS, agree, at_change, at_point, changes, same_value
+from math_answers.names import common_name, name_of, names_as_tuple, split_name
 from math_answers.nodes import Node, TooLargeError, number
-from math_answers.tables import FILLERS, NAMES, NUMERALS, SYNONYMS
-from math_answers.values import OPERATIONS, exact, names_in, points
+from math_answers.tables import FILLERS, NUMERALS, SYNONYMS
+from math_answers.values import NUM_POINTS, OPERATIONS, exact, names_in, points
 
 EXPRESSIONS = OPERATIONS | {"number", "symbol", "constant", "call", "vector", "plus_minus"}
 
@@ -29,13 +29,12 @@ def same(gold: Node, answer: Node) -> bool:
         answer = Node("tuple", answer.args[1:])  # P(8, -3)
     if "choice" in (gold.head, answer.head):
         return _same_choice(gold, answer)
-    names = _common_name(gold), _common_name(answer)
+    names = common_name(gold), common_name(answer)
     if all(names) and names[0] != names[1]:
         return False
-    gold, answer = _names_as_tuple(gold), _names_as_tuple(answer)
-    relation = "relation" in (gold.head, answer.head)
-    if relation and (found := _same_relation(gold, answer)) is not None:
-        return found
+    gold, answer = names_as_tuple(gold), names_as_tuple(answer)
+    if "relation" in (gold.head, answer.head):
+        return _same_relation(gold, answer)
     if gold.head == answer.head == "case":
         return _same_case(gold, answer)
     for head in ("date", "clock", "numeral", "congruence", "ratio"):
@@ -62,12 +61,12 @@ def _first_of_approximations(node: Node) -> Node:
     if node.head != "relation" or set(node.args[0]) != {"approx"}:
         return node
     sides = node.args[1:]
-    return without_unit(sides[0]) if _name(sides[0]) is None else Node("relation", (("=",), *sides[:2]))
+    return without_unit(sides[0]) if name_of(sides[0]) is None else Node("relation", (("=",), *sides[:2]))
 
 
 def num_parts(node: Node) -> int:
     """Number of parts of a list or a set; 1 for any other answer, also for a point or an interval."""
-    node = _names_as_tuple(without_unit(node))
+    node = names_as_tuple(without_unit(node))
     if node.head == "relation" and len(values := split_name(node)[1]) == 1:
         node = values[0]
     if node.head == "named":
@@ -135,50 +134,10 @@ def _same_choice(gold: Node, answer: Node) -> bool:
     return any(same(other, part) for part in choice.args)
 
 
-# ---------------------------------------------------------------------- names and relations
+# ---------------------------------------------------------------------- relations
 
 
-def _name(node: Node) -> str | None:
-    """The text of a side that names a value."""
-    if node.head in ("symbol", "vector"):
-        return node.args[0]
-    if node.head == "words":
-        is_name = all(part.lower() in NAMES or re.fullmatch("[\u4e00-\u9fff]+", part) for part in node.args)
-        return " ".join(node.args).lower() if is_name else None
-    if node.head == "call" and node.args[0] == "abs" and (segment := _name(node.args[1])) and segment.isupper():
-        return segment
-    if node.head == "call" and (
-        node.args[0] in "fghFGHPQE"
-        or (len(node.args[0]) == 1 and node.args[1].head == "symbol")
-        or node.args[0].startswith("inverse")
-        or "'" in node.args[0]
-    ):
-        is_plain = len(node.args) == 2 and len(node.args[0]) == 1 and node.args[1].head == "symbol"
-        return node.args[0] if is_plain and node.args[0] not in "fghFGHPQE" else repr(node)
-    if node.head == "multiply":
-        parts = [_name(arg) for arg in node.args]
-        text = "".join(part for part in parts if part) if all(parts) else ""
-        if len(parts) == 2 and parts[0] == "m" and str(parts[1]).startswith("angle"):
-            return text
-        return text if 2 <= len(text) <= 4 and text.isupper() and text.isalpha() else None
-    return None
-
-
-def split_name(node: Node) -> tuple[str | None, list[Node]]:
-    """The name of an answer like x = 5 and its values; without a name, the sides of a chain."""
-    if node.head != "relation" or not set(node.args[0]) <= {"=", "in"}:
-        return None, [node]
-    sides = node.args[1:]
-    names = [_name(side) for side in sides]
-    values = [side for side, name in zip(sides, names, strict=True) if name is None]
-    if not values:
-        return names[0], [sides[-1]]
-    found = next((name for name in names if name is not None), None)
-    return found, values
-
-
-def _same_relation(gold: Node, answer: Node) -> bool | None:
-    """None where names do not decide."""
+def _same_relation(gold: Node, answer: Node) -> bool:
     gold, answer = _ascending(gold), _ascending(answer)
     (name, values), (other, answers) = split_name(gold), split_name(answer)
     if gold.head == "relation" and answer.head == "relation":
@@ -229,12 +188,12 @@ def _same_equation(gold: Node, answer: Node) -> bool:
     names = {name: kind for kind, name in itertools.chain(names_in(one), names_in(other))}
     if not names:
         return False
-    found = [ratio for point in points(names) if (ratio := at_point(one, other, point, _ratio)) is not None]
-    found += [r for point in changes(one, other, names) if (r := at_change(one, other, point, _ratio)) is not None]
+    found = [at_point(one, other, point, _ratio) for point in itertools.islice(points(names), 2 * NUM_POINTS)]
+    found += [at_change(one, other, point, _ratio) for point in changes(one, other, names)]
     if False in found:
         return False
     with mpmath.workdps(FEWEST_DIGITS):
-        ratios = [ratio for ratio in found if ratio is not True]
+        ratios = [ratio for ratio in found if ratio is not None and ratio is not True]
         return len(ratios) >= FEWEST_POINTS and all(
             abs(ratio / ratios[0] - 1) < mpmath.mpf(10) ** -30 for ratio in ratios
         )
@@ -249,95 +208,44 @@ def _ratio(left: Any, right: Any, precision: int) -> Any:
     return left / right if not any(vanish) else all(vanish)
 
 
-def _common_name(node: Node) -> str | None:
-    """The one name of all parts of a list: x = 2, x = 3 and x = 2, 3; None where they have none, or several."""
-    if node.head not in ("list", "or list"):
-        return None
-    names = {split_name(part)[0] for part in node.args if part.head == "relation"}
-    return names.pop() if len(names) == 1 else None
-
-
-def _names_as_tuple(node: Node) -> Node:
-    """x = 5, y = 6 and (x, y) = (5, 6) as their values in the order of their names, with the names."""
-    if node.head == "relation" and node.args[0] == ("=",) and node.args[1].head == "tuple":
-        names, values = [_name(one) for one in node.args[1].args], node.args[2]
-        if all(names) and values.head == "tuple" and len(values.args) == len(names):
-            return Node(
-                "named", tuple(sorted(zip(map(str, names), values.args, strict=True), key=lambda pair: pair[0]))
-            )
-    if node.head in ("list", "or list", "tuple") and all(
-        part.head == "relation" and part.args[0] != ("in",) for part in node.args
-    ):
-        split = [split_name(part) for part in node.args]
-        if all(name and len(values) == 1 for name, values in split) and len({name for name, _ in split}) == len(split):
-            return Node(
-                "named", tuple(sorted(((str(name), values[0]) for name, values in split), key=lambda pair: pair[0]))
-            )
-        if all(name == split[0][0] and len(values) == 1 for name, values in split) and split[0][0]:
-            return Node("set", tuple(values[0] for _, values in split))
-    if node.head in ("list", "or list") and node.args[0].head == "relation":
-        name, values = split_name(node.args[0])
-        if name and len(values) == 1 and all(part.head != "relation" for part in node.args[1:]):
-            return Node("list", (values[0], *node.args[1:]))
-    return node
-
-
 # ---------------------------------------------------------------------- several parts
 
 
-def _in_unit_vectors(node: Node) -> Node:
-    """A point or a column of three as a sum of unit vectors."""
-    is_column = node.head == "matrix" and node.args[0] == 1
-    cells = node.args[1:-1] if is_column else node.args
+def _column_as_tuple(node: Node) -> Node:
+    is_column = node.head == "matrix" and node.args[0] == 1 and not node.args[-1]
+    return Node("tuple", node.args[1:-1]) if is_column else node
+
+
+def _in_unit_vectors(point: Node) -> Node:
+    """A point of three as a sum of unit vectors."""
     units = (Node("vector", (f"unit vector {name}",)) for name in "ijk")
-    return Node("add", tuple(Node("multiply", pair) for pair in zip(cells, units, strict=True)))
+    return Node("add", tuple(Node("multiply", pair) for pair in zip(point.args, units, strict=True)))
 
 
 def _same_compound(gold: Node, answer: Node) -> bool:
+    gold, answer = _column_as_tuple(gold), _column_as_tuple(answer)
     for one, other in ((gold, answer), (answer, gold)):
         has_units = one.head in EXPRESSIONS and any(name.startswith("unit") for _, name in names_in(one))
-        if has_units and (
-            (other.head == "tuple" and len(other.args) == 3) or (other.head == "matrix" and len(other.args) == 5)
-        ):
+        if has_units and other.head == "tuple" and len(other.args) == 3:
             return agree(one, _in_unit_vectors(other))
     if "named" in (gold.head, answer.head):
         return _same_named(gold, answer)
-    if "matrix" in (gold.head, answer.head):
-        return (
-            gold.head == answer.head
-            and len(gold.args) == len(answer.args)
-            and gold.args[0] == answer.args[0]
-            and gold.args[-1] == answer.args[-1]
-            and all(map(same, gold.args[1:-1], answer.args[1:-1]))
-        )
-    heads = {gold.head, answer.head}
-    if heads <= {"tuple"} or heads <= {"interval"}:
-        ends = gold.head == "tuple" or gold.args[0] == answer.args[0]
-        start = 0 if gold.head == "tuple" else 1
-        return ends and len(gold.args) == len(answer.args) and all(map(same, gold.args[start:], answer.args[start:]))
-    if heads <= {"tuple", "list"} and "tuple" in heads:
-        return len(gold.args) == len(answer.args) and all(map(same, gold.args, answer.args))
-    lists = {"list", "set", "or list"}
-    if gold.head == answer.head == "list" and all(_is_phrase(part) for part in (*gold.args, *answer.args)):
-        return len(gold.args) == len(answer.args) and all(map(same, gold.args, answer.args))
-    if gold.head in lists and answer.head in lists:
-        return _same_unordered(_expanded(gold), _expanded(answer), counts=gold.head != "set" and answer.head != "set")
     if gold.head == "set" and len(gold.args) == 1 and answer.head in EXPRESSIONS:
         return same(gold.args[0], answer)
     if answer.head == "set" and len(answer.args) == 1 and gold.head in EXPRESSIONS:
         return same(gold, answer.args[0])
-    if gold.head in lists and len(signs(answer)) > 1:
-        return _same_unordered(_expanded(gold), signs(answer))
-    if heads <= {"and", "or"} or gold.head == answer.head:
-        return (
-            gold.head == answer.head
-            and len(gold.args) == len(answer.args)
-            and all(
-                same(a, b) if isinstance(a, Node) and isinstance(b, Node) else a == b
-                for a, b in zip(gold.args, answer.args, strict=True)
-            )
+    heads = {gold.head, answer.head}
+    is_ordered = heads == {"tuple", "list"} or (heads == {"list"} and all(map(_is_phrase, (*gold.args, *answer.args))))
+    if heads <= {"list", "set", "or list"} and not is_ordered:
+        return _same_unordered(_expanded(gold), _expanded(answer), counts="set" not in heads)
+    return (
+        (is_ordered or len(heads) == 1)
+        and len(gold.args) == len(answer.args)
+        and all(
+            same(a, b) if isinstance(a, Node) and isinstance(b, Node) else a == b
+            for a, b in zip(gold.args, answer.args, strict=True)
         )
-    return False
+    )
 
 
 def _expanded(node: Node) -> list[Node]:
@@ -352,6 +260,8 @@ def _same_named(gold: Node, answer: Node) -> bool:
     named, other = (gold, answer) if gold.head == "named" else (answer, gold)
     if other.head not in ("tuple", "list") or len(other.args) != len(named.args):
         return False
+    if gold.head == "list" and len({name.partition("_")[0] for name, _ in named.args}) == 1:
+        return _same_unordered(_expanded(gold), [value for _, value in named.args], counts=True)  # x_1 = 3, x_2 = 2
     for (name, value), part in zip(named.args, other.args, strict=True):
         own_name, values = split_name(part)
         if own_name not in (None, name) or len(values) != 1:
@@ -367,21 +277,17 @@ def _is_phrase(node: Node) -> bool:
 
 
 def _same_unordered(golds: list[Node], answers: list[Node], counts: bool = False) -> bool:
-    """Each part has a part of the other; where `counts`, as many of them."""
-    if counts and len(golds) != len(answers):
-        return False
-    if max(len(golds), len(answers)) > 40:
+    """Each part has a part of the other; where `counts`, one of its own."""
+    if max(len(golds), len(answers)) > 40 or (counts and len(golds) != len(answers)):
         return False
     rest = list(answers)
     for one in golds:
         found = next((other for other in rest if same(one, other)), None)
         if found is None:
-            found = next((other for other in answers if same(one, other)), None)
-            if found is None:
-                return False
-            continue
-        rest.remove(found)
-    return all(any(same(one, other) for one in golds) for other in rest)
+            return False
+        if counts:
+            rest.remove(found)
+    return counts or all(any(same(one, other) for one in golds) for other in answers)
 
 
 # ---------------------------------------------------------------------- others

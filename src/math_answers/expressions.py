@@ -5,6 +5,8 @@ product  = factor ((· | × | ÷ | / | nothing) factor)*
 factor   = base (^ exponent | ! | ' | _ index | °)*
 """
 
+import re
+from collections.abc import Callable
 from fractions import Fraction
 
 from math_answers.lexer import Token
@@ -17,6 +19,7 @@ _TIMES = {"cdot": "dot", "times": "cross", "*": "dot"}
 _OPERATORS = frozenset(["cdot", "times", "*", "div", "/", "bmod", "mod"])
 _BEHIND_A_UNIT = frozenset([",", ";", ")", "]", "\\\\", "&", "end", "^", "/", "=", "<", ">", "cdot"])
 FRACTIONS = ("frac", "dfrac", "tfrac", "cfrac", "nicefrac", "sfrac")
+_UNIT_FRACTION = re.compile(r"\{w+\}\{w+(?:\^9)?\}")
 _BEGINNINGS = frozenset(
     """sqrt pi infty binom dbinom tbinom lfloor lceil angle triangle lvert lVert begin sum prod { langle lparen imath
     lbrace""".split()  # noqa: SIM905
@@ -29,21 +32,10 @@ _CALLED = frozenset("fghFGHPQ")
 class Expressions(Stream):
     """The lower half of the grammar."""
 
-    def items(self, closing: tuple[str, ...]) -> Node:
-        """See `Reader`."""
-        raise NotImplementedError
-
-    def bracketed(self, opening: str) -> Node:
-        """See `Brackets`."""
-        raise NotImplementedError
-
-    def braces(self) -> Node:
-        """See `Brackets`."""
-        raise NotImplementedError
-
-    def command(self, name: str) -> Node:
-        """See `Commands`."""
-        raise NotImplementedError
+    items: Callable[[tuple[str, ...]], Node]
+    bracketed: Callable[[str], Node]
+    braces: Callable[[], Node]
+    command: Callable[[str], Node]
 
     def sum(self) -> Node:
         """A sum, or a single term."""
@@ -98,16 +90,18 @@ class Expressions(Stream):
             return token.text in ("(", "{", "[") or (token.text == "|" and not self.bars)
         if token.kind == "command":
             name = token.text
-            if self.is_unit_fraction():
+            if name in FRACTIONS and self.unit_fraction():
                 return False
             return name in _BEGINNINGS or (name in ("mid", "vert") and not self.bars)
         return False
 
-    def is_unit_fraction(self) -> bool:
-        r"""Whether \frac{\text{km}}{\text{h}} comes, of two words that are no values."""
-        shape = [self.peek(place) for place in range(1, 7)]
-        braces = [shape[place].text for place in (0, 2, 3, 5)] == ["{", "}", "{", "}"]
-        return self.is_next(*FRACTIONS) and braces and shape[1].upright and shape[4].upright
+    def unit_fraction(self) -> list[Token]:
+        r"""The tokens of \frac{\text{km}}{\text{h}}, of words that are no values; none where it does not come."""
+        behind = [self.peek(place) for place in range(1, 14)] if self.is_next(*FRACTIONS) else []
+        signs = {"word": "w", "number": "9", "mark": ""}
+        shape = "".join(signs.get(t.kind, "?") or t.text if t.upright or t.kind != "word" else "?" for t in behind)
+        match = _UNIT_FRACTION.match(shape)
+        return behind[: match.end()] if match else []
 
     def split_unit(self, *, is_due: bool = False) -> None:
         """A short unit inside of an expression is a product of letters: mg sin θ."""
@@ -116,6 +110,7 @@ class Expressions(Stream):
             return
         behind = self.peek()
         ends = behind is END or behind.kind == "word" or behind.text in _BEHIND_A_UNIT
+        ends |= behind.kind == "number" and self.peek(2).kind == "word"  # 2 hr 30 min
         if is_due or self.depth != self.quantity_depth or not ends:
             letters = [Token("letter", letter, token.space and not i) for i, letter in enumerate(token.text)]
             self.tokens[self.at : self.at + 1] = letters
@@ -123,41 +118,22 @@ class Expressions(Stream):
     def juxtaposed(self, value: Node) -> Node:
         """The product of a value and the next factor, written without a sign; 1 1/2 is a mixed number."""
         behind = self.tokens[self.at - 1]
+        is_bare, is_whole = behind.kind == "number", value.head == "number" and value.args[0].denominator == 1
         if self.next.kind == "number" and _ends_in_number(value) and behind.text != ")":
-            # 1 1/2 is a mixed number, and two numbers beside one another are none.
-            fraction = [self.next, self.peek(1), self.peek(2)]
-            if (
-                self.next.space
-                and value.head == "number"
-                and value.args[0].denominator == 1
-                and [t.kind for t in fraction] == ["number", "mark", "number"]
-                and fraction[1].text == "/"
-                and fraction[0].text.isdigit()
-                and fraction[2].text.isdigit()
-                and 0 < int(fraction[0].text) < int(fraction[2].text)
-            ):
+            top, slash, bottom = self.next, self.peek(1), self.peek(2)
+            is_fraction = slash.text == "/" and bottom.kind == "number" and (top.text + bottom.text).isdigit()
+            if top.space and is_whole and is_fraction and 0 < int(top.text) < int(bottom.text):
                 self.at += 3
-                return number(value.args[0] + Fraction(int(fraction[0].text), int(fraction[2].text)))
+                return number(value.args[0] + Fraction(int(top.text), int(bottom.text)))
             raise UnreadError("two numbers beside one another")
         is_fraction, is_bracketed = self.is_next(*FRACTIONS), self.is_next("(")
-        is_bare = behind.kind == "number"
         right = self.factor()
-        if (
-            is_fraction
-            and is_bare
-            and value.head == "number"
-            and value.args[0].denominator == 1
-            and right.head == "divide"
-        ):
-            top, bottom = right.args
-            if (
-                top.head == bottom.head == "number"
-                and 0 < top.args[0] < bottom.args[0]
-                and all(part.args[0].denominator == 1 for part in (top, bottom))
-            ):
-                return number(value.args[0] + top.args[0] / bottom.args[0])
-            if top.head == bottom.head == "number":
+        is_ratio = right.head == "divide" and right.args[0].head == right.args[1].head == "number"
+        if is_fraction and is_bare and is_whole and is_ratio:
+            top, bottom = (part.args[0] for part in right.args)
+            if not 0 < top < bottom or top.denominator * bottom.denominator > 1:
                 raise UnreadError("a number and a fraction above 1")
+            return number(value.args[0] + top / bottom)
         if right.head == value.head == "number" and is_bare and not (is_fraction or is_bracketed):
             raise UnreadError("two numbers beside one another")
         return _times(value, right)
@@ -176,7 +152,9 @@ class Expressions(Stream):
                         self.take()
                 else:
                     self.take()
-                    if value.head == "symbol" and self.is_next("prime", "*"):
+                    if value.head in ("tuple", "interval", "matrix") and self.takes_transpose():
+                        value = _transposed(value)
+                    elif value.head == "symbol" and self.is_next("prime", "*"):
                         value = Node("symbol", (f"{value.args[0]}{self.take().text}",))
                     else:
                         value = Node("power", (value, self.exponent()))
@@ -184,9 +162,10 @@ class Expressions(Stream):
                 value = self.minutes(Node("quantity", (value, "degree")))
             elif self.is_next("!") and not self.next.upright:
                 self.take()
+                name = "double factorial" if self.takes("!") else "factorial"
                 if self.is_next("!", "="):
-                    raise UnreadError("a double factorial")
-                value = Node("call", ("factorial", value))
+                    raise UnreadError(f"a {name} before {self.next.text!r}")
+                value = Node("call", (name, value))
             elif self.is_next("'") and value.head == "symbol":
                 self.take()
                 value = Node("symbol", (value.args[0] + "'",))
@@ -196,9 +175,9 @@ class Expressions(Stream):
                 self.take()
                 digits = value.args[0] if value.head == "digits" else _digits(value)
                 return Node("numeral", (digits, self.index().strip("()")))
-            elif self.is_next("_") and value.head == "symbol":
+            elif self.is_next("_") and value.head in ("symbol", "vector"):
                 self.take()
-                value = Node("symbol", (f"{value.args[0]}_{self.index()}",))
+                value = Node(value.head, (f"{value.args[0]}_{self.index()}",))
             else:
                 return value
 
@@ -211,6 +190,14 @@ class Expressions(Stream):
             self.at += 4
             return True
         return False
+
+    def takes_transpose(self) -> bool:
+        """Takes the T of a transpose, alone or in braces."""
+        is_braced = self.is_next("{")
+        if self.peek(is_braced).text not in ("T", "top", "intercal") or (is_braced and self.peek(2).text != "}"):
+            return False
+        self.at += 3 if is_braced else 1
+        return True
 
     def minutes(self, value: Node) -> Node:
         """30° 15' is 30.25°."""
@@ -373,13 +360,17 @@ class Expressions(Stream):
 
     def inside(self, closing: str) -> list[Node]:
         """The items up to the closing bracket, which is taken."""
-        self.depth_of_lists += 1
-        bars, self.bars = self.bars, 0
-        found = self.items((closing,))
-        self.bars = bars
-        self.depth_of_lists -= 1
+        found = self.enclosed((closing,))
         self.expect(closing)
         return list(found.args) if found.head == "list" else [found]
+
+    def enclosed(self, closing: tuple[str, ...], bars: int = 0) -> Node:
+        """The items within brackets, where commas separate and no bar closes one outside; `bars` separate too."""
+        outer = self.bars, self.depth_of_lists
+        self.bars, self.depth_of_lists = bars, self.depth_of_lists + 1
+        found = self.items(closing)
+        self.bars, self.depth_of_lists = outer
+        return found
 
     def absolute(self, closing: tuple[str, ...], name: str = "abs") -> Node:
         """The absolute value up to the bar that closes it."""
@@ -398,6 +389,15 @@ def _times(value: Node, right: Node) -> Node:
         cells = (Node("multiply", (value, cell)) for cell in right.args[1:-1])
         return Node("matrix", (right.args[0], *cells, right.args[-1]))
     return Node("multiply", (*(value.args if value.head == "multiply" else (value,)), right))
+
+
+def _transposed(node: Node) -> Node:
+    """A matrix with rows and columns exchanged; a row without columns of its own is a column, which is a tuple."""
+    if node.head != "matrix":
+        return Node("tuple", node.args[-2:] if node.head == "interval" else node.args)
+    width, cells = node.args[0], node.args[1:-1]
+    columns = (cells[place::width] for place in range(width))
+    return Node("matrix", (len(cells) // width, *(cell for column in columns for cell in column), node.args[-1]))
 
 
 def _ends_in_number(value: Node) -> bool:

@@ -4,22 +4,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from math_answers import tables
 from math_answers.nodes import UnreadError
-from math_answers.tables import (
-    CHINESE_SCALES,
-    FRAMES,
-    FUNCTIONS,
-    GREEK,
-    NAMES,
-    NOUNS,
-    NUMERALS,
-    SCALES,
-    SIZES,
-    SPACES,
-    UNITS,
-    UPRIGHT,
-    WORDS,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +38,19 @@ _NUMBER = re.compile(
 _EXPONENT = re.compile(r"[eE]([-+]?[0-9]+)(?![A-Za-z0-9])")
 _EMPTY_START = re.compile(r"\.(?=\\(?:overline|bar|dot)(?![A-Za-z]))")
 _HEX = re.compile(r"[0-9]+[A-F][0-9A-F]*(?=\)?\s*_)|[A-F]+[0-9][0-9A-F]*(?=\)?\s*_)")
+_FUNCTIONS_AND_UNITS = tables.FUNCTIONS & tables.UNITS
 _ENDS_A_UNIT = re.compile(r"\s*(?:$|[/,;.)^$])")
 """What stands behind a minute or a second, and not behind a minimum or a secant."""
+_UNIT_MARKS = re.compile(r"\\[,;: ]|\\cdot(?![A-Za-z])|\^\{?-?[0-9]\}?|[/~]")
 _LETTERS = re.compile(r"[A-Za-z]+")
 _CHINESE = re.compile("[\u4e00-\u9fff\u0400-\u04ff]+")
-_SCALES = sorted(CHINESE_SCALES, key=len, reverse=True)
+_SCALES = sorted(tables.CHINESE_SCALES, key=len, reverse=True)
 _NO_SCALE = re.compile("千[米克瓦焦赫帕卡伏升]|百分")
-_KNOWN = NAMES | NOUNS | SCALES.keys() | WORDS | {unit for unit in UNITS if len(unit) > 3}
-_PLAIN_NAMES = FUNCTIONS | {"mod"} | GREEK - {"xi", "eta", "nu", "mu", "ell"} | {"pi"}
-_ENDS_A_WORD = ("th", "ths", "fifths", "halves", "half", "quarter", "quarters", "third", "thirds")
+_PHANTOMS = frozenset(["phantom", "vphantom", "hphantom"])
+_WITH_ARGUMENT = tables.UPRIGHT | tables.FRAMES | _PHANTOMS | {"color", "textcolor"}
+_KNOWN = tables.NAMES | tables.NOUNS | tables.WORDS | {u for u in tables.UNITS if len(u) > 3}
+_KNOWN |= tables.SCALES.keys() | tables.NUMERALS.keys()
+_PLAIN_NAMES = tables.FUNCTIONS | {"mod"} | tables.GREEK - {"xi", "eta", "nu", "mu", "ell"} | {"pi"}
 
 
 MOST_TOKENS = 800
@@ -105,18 +95,18 @@ def _raw(text: str, upright: bool = False) -> Iterator[Token]:
                 raise UnreadError("a backslash at the end")
             at = command.end()
             name = command[0][1:]
-            if name in SIZES:
+            if name in tables.SIZES:
                 continue
-            if command[0] in SPACES:
+            if command[0] in tables.SPACES:
                 yield Token("space", command[0])
-            elif name in UPRIGHT or name in FRAMES or name in ("phantom", "vphantom", "hphantom", "color", "textcolor"):
+            elif name in _WITH_ARGUMENT:
                 at = yield from _framed(text, at, name)
             elif name == "\\":
                 yield Token("mark", "\\\\")
                 if row := re.compile(r"\s*\[[0-9.]+(?:pt|em|ex|mm|cm)\]").match(text, at):
                     at = row.end()
             else:
-                yield Token("command", name.removeprefix("var") if name.removeprefix("var") in GREEK else name)
+                yield Token("command", name.removeprefix("var") if name.removeprefix("var") in tables.GREEK else name)
         elif text[at : at + 3] in ("{,}", "{:}", "{=}"):
             yield Token("mark", text[at + 1])
             at += 3
@@ -182,35 +172,45 @@ def _framed(text: str, at: int, name: str) -> Iterator[Token]:
         content, at = text[at], at + 1
     else:
         raise UnreadError(rf"\{name} without braces")
+    word = content.strip()
     if re.fullmatch(r"[0-9A-Z]*[0-9][0-9A-Z]*|[A-F]+", content) and text[at : at + 1] == "_":
         yield Token("digits", content)
-    elif name in ("phantom", "vphantom", "hphantom"):
+    elif name in _PHANTOMS:
         yield Token("space", " ")
-    elif name in ("mathbf", "boldsymbol", "bm") and content.strip() in ("i", "j", "k"):
-        yield Token("letter", f"unit vector {content.strip()}")
-    elif name in ("mathbf", "boldsymbol", "bm") and len(content.strip()) == 1 and content.strip().islower():
-        yield Token("letter", f"vec {content.strip()}")
-    elif name in FRAMES or "\\" in content or "$" in content:
+    elif name in ("mathbf", "boldsymbol", "bm") and word in ("i", "j", "k"):
+        yield Token("letter", f"unit vector {word}")
+    elif name in ("mathbf", "boldsymbol", "bm") and len(word) == 1 and word.islower():
+        yield Token("letter", f"vec {word}")
+    elif name in ("mathrm", "operatorname") and word in tables.FUNCTIONS:
+        is_unit = name == "mathrm" and word in _FUNCTIONS_AND_UNITS and _ENDS_A_UNIT.match(text, at) is not None
+        yield from _word(word, is_unit)
+    elif name in ("mathrm", "text") and _is_of_units(content):
+        yield from _raw(content, upright=True)
+    elif name in tables.FRAMES or "\\" in content or "$" in content:
         yield from _raw(re.sub(r"(?<!\\)\$", "", content))
-    elif name == "mathrm" and content.strip() in FUNCTIONS & UNITS and _ENDS_A_UNIT.match(text, at):
-        yield Token("word", content.strip(), upright=True)
-    elif content.strip() in ("e", "i", "d"):
-        yield Token("letter", content.strip())
+    elif word in ("e", "i", "d"):
+        yield Token("letter", word)
     else:
-        yield from _raw(content, upright=name not in ("operatorname", "mathrm") or content.strip() not in FUNCTIONS)
+        yield from _raw(content, upright=True)
     return at
+
+
+def _is_of_units(content: str) -> bool:
+    r"""km\,h^{-1}: words of units, spaces of LaTeX and exponents; a single letter is none."""
+    words = {*re.findall(r"[A-Za-z]+", _UNIT_MARKS.sub(" ", content))}
+    return bool(words & tables.UNITS) and words <= tables.UNITS | tables.LONE_UNITS
 
 
 def _word(run: str, upright: bool) -> Iterator[Token]:
     """A run of letters: one word, or a product of letters."""
     lower = run.lower()
-    if run in _PLAIN_NAMES and not (upright and run in UNITS):
+    if run in _PLAIN_NAMES and not (upright and run in tables.UNITS):
         yield Token("command", run)
     elif upright or lower in ("and", "or"):
         yield Token("word", run, upright=upright)
     elif len(run) == 1:
         yield Token("letter", run)
-    elif run in UNITS or lower in _KNOWN or lower in NUMERALS or (len(run) >= 5 and not _starts_with_name(run)):
+    elif run in tables.UNITS or lower in _KNOWN or (len(run) >= 5 and not _starts_with_name(run)):
         yield Token("word", run)
     elif name := _starts_with_name(run):
         yield Token("command", name)

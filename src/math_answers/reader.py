@@ -12,8 +12,18 @@ from functools import lru_cache
 from math_answers.commands import Commands
 from math_answers.lexer import Token, tokens
 from math_answers.nodes import Node, UnreadError, number
-from math_answers.stream import END
-from math_answers.tables import CHINESE_SCALES, FILLERS, LONE_UNITS, NOUNS, NUMERALS, RELATIONS, SCALES, UNITS
+from math_answers.stream import END, decimal
+from math_answers.tables import (
+    CHINESE_SCALES,
+    FILLERS,
+    LONE_UNITS,
+    NOUNS,
+    NUMERALS,
+    RELATIONS,
+    SCALES,
+    SIZES_OF_UNITS,
+    UNITS,
+)
 from math_answers.text import MAX_CHARS, clean, unwrap
 from math_answers.values import names_in, replaced
 
@@ -121,9 +131,7 @@ class Reader(Commands):
         """A union, intersection or difference, or what is none."""
         left = self.relation()
         while token := self.takes("cup", "cap", "setminus", "backslash", "bigcup", "bigcap"):
-            head = {"cup": "union", "bigcup": "union", "cap": "intersection", "bigcap": "intersection"}.get(
-                token.text, "difference"
-            )
+            head = {"cup": "union", "cap": "intersection"}.get(token.text.removeprefix("big"), "difference")
             left = Node(head, (left, self.relation()))
         return left
 
@@ -222,14 +230,14 @@ class Reader(Commands):
                 unit = self.unit()
             elif self.is_next("$", "€", "£", "¥"):
                 unit = self.take().text
-            elif self.is_unit_fraction():
-                unit = "/".join(self.unit_word(self.peek(place)) for place in (2, 5))
-                self.at += 7
+            elif fraction := self.unit_fraction():
+                unit = " ".join(self.unit_word(token) for token in fraction if token.kind == "word")
+                self.at += 1 + len(fraction)
             else:
                 return value
             if value.head == "quantity":
                 value = value.args[0]
-            value = Node("quantity", (value, unit))
+            value = self.with_smaller_unit(value, unit)
             if self.next.kind in ("number",) or (self.next.kind == "letter" and not self.next.upright):
                 raise UnreadError(f"{self.next.text!r} behind a unit")
 
@@ -267,12 +275,30 @@ class Reader(Commands):
             elif self.is_next("/", "cdot") and self.peek().kind in ("word", "letter"):
                 self.take()
                 parts.append(self.unit_word(self.take()))
+            elif self.is_next("/") and self.peek().text == "(" and self.peek(2).kind == "word":
+                self.at += 2
+                parts.append(self.unit())
+                self.expect(")")
             elif self.next.kind == "word" and self.next.text.lower() not in _JOINERS and self.next.text not in SCALES:
                 parts.append(self.unit_word(self.take()))
             elif self.next.kind == "letter" and self.next.text in LONE_UNITS and self.next.space:
                 parts.append(self.take().text)
             else:
                 return " ".join(parts)
+
+    def with_smaller_unit(self, value: Node, unit: str) -> Node:
+        """The quantity; 2 hours and 30 minutes is 150 minutes."""
+        ahead = int(self.next.kind == "word" and self.next.text == "and")
+        part, smaller = self.peek(ahead), self.peek(ahead + 1).text
+        sizes = [
+            (table.get(unit.removesuffix("s"), 0), table.get(smaller.removesuffix("s"), 0)) for table in SIZES_OF_UNITS
+        ]
+        large, small = max(sizes)
+        if part.kind != "number" or large <= small or not small:
+            return Node("quantity", (value, unit))
+        self.at += ahead + 2
+        total = Node("add", (Node("multiply", (value, number(large // small))), decimal(part.text)))
+        return self.with_smaller_unit(total, smaller)
 
     def unit_word(self, token: Token) -> str:
         """A word that is a unit; raises for any other."""

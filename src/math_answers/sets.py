@@ -1,6 +1,6 @@
 r"""Sets of real numbers as intervals: unions, inequalities, set builders."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mpmath
@@ -9,7 +9,7 @@ from math_answers.nodes import Node
 from math_answers.values import Evaluation, names_in
 
 OPERATORS = frozenset(["<", ">", "<=", ">=", "!="])
-REALS = Node("words", ("all real numbers",))
+_TURNED = str.maketrans("<>", "><")
 DIGITS = 60
 
 
@@ -21,6 +21,12 @@ class Piece:
     is_low_closed: bool
     high: Any
     is_high_closed: bool
+
+    def is_empty(self) -> bool:
+        """Whether no number lies between the ends, within rounding."""
+        if _equal(self.low, self.high):
+            return not (self.is_low_closed and self.is_high_closed)
+        return not self.low < self.high  # also where one is not a number
 
 
 EVERYTHING = [Piece(-mpmath.inf, False, mpmath.inf, False)]
@@ -65,10 +71,8 @@ def _free_names(node: Node) -> set[str]:
 def pieces(node: Node, as_interval: bool) -> list[Piece] | None:
     """The intervals of a set of reals; None for anything else."""
     head, args = node.head, node.args
-    if node == REALS:
-        return EVERYTHING
     if head == "words":
-        return EVERYTHING if "".join(args).lower() == "allrealnumbers" else None
+        return EVERYTHING if "".join(args).replace(" ", "").lower() == "allrealnumbers" else None
     if head == "interval":
         return _piece(args[1], args[0][0] == "[", args[2], args[0][1] == "]")
     if head == "tuple" and len(args) == 2 and as_interval:
@@ -103,8 +107,7 @@ def pieces(node: Node, as_interval: bool) -> list[Piece] | None:
 def _piece(low: Node, is_low_closed: bool, high: Node, is_high_closed: bool) -> list[Piece] | None:
     """None where the ends do not ascend: all such pairs would be the empty set."""
     piece = Piece(_constant(low), is_low_closed, _constant(high), is_high_closed)
-    is_point = is_low_closed and is_high_closed and _equal(piece.low, piece.high)
-    return [piece] if is_point or (piece.low < piece.high and not _equal(piece.low, piece.high)) else None
+    return None if piece.is_empty() else [piece]
 
 
 def _constant(node: Node) -> Any:
@@ -140,7 +143,7 @@ def _inequality(operator: str, left: Node, right: Node) -> list[Piece] | None:
     """Of a linear expression of one symbol, or of the absolute value of one, and a constant."""
     if _has_name(right):
         left, right = right, left
-        operator = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}.get(operator, operator)
+        operator = operator.translate(_TURNED)
     names = {name for _, name in names_in(left)}
     if len(names) != 1 or _has_name(right):
         return None
@@ -156,7 +159,7 @@ def _inequality(operator: str, left: Node, right: Node) -> list[Piece] | None:
     slope, start = _linear(left, name)
     end = (bound - start) / slope
     if slope < 0:
-        operator = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}.get(operator, operator)
+        operator = operator.translate(_TURNED)
     if operator == "!=":
         return _complement([Piece(end, True, end, True)])
     if operator[0] == "<":
@@ -172,9 +175,7 @@ def _linear(node: Node, name: str) -> tuple[Any, Any]:
     """Slope and value at 0."""
     values = [Evaluation({name: mpmath.mpf(at)}).of(node) for at in (0, 1, 2, 7)]
     slope = values[1] - values[0]
-    if slope == 0 or any(
-        not _equal(values[0] + at * slope, value) for at, value in zip((2, 7), values[2:], strict=True)
-    ):
+    if slope == 0 or not all(_equal(values[0] + at * slope, value) for at, value in ((2, values[2]), (7, values[3]))):
         raise ValueError("not linear")
     return slope, values[0]
 
@@ -186,29 +187,18 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _merged(found: list[Piece]) -> list[Piece]:
-    kept = [
-        p
-        for p in found
-        if (p.low < p.high and not _equal(p.low, p.high))
-        or (_equal(p.low, p.high) and p.is_low_closed and p.is_high_closed)
-    ]
-    kept.sort(key=lambda piece: (piece.low, not piece.is_low_closed))
+    """Without pieces that are empty or touch one another, in order."""
     merged: list[Piece] = []
-    for piece in kept:
-        if merged:
-            last = merged[-1]
-            touches = (piece.low < last.high and not _equal(piece.low, last.high)) or (
-                _equal(piece.low, last.high) and (piece.is_low_closed or last.is_high_closed)
-            )
-            if touches:
-                if _equal(piece.high, last.high):
-                    merged[-1] = Piece(
-                        last.low, last.is_low_closed, last.high, last.is_high_closed or piece.is_high_closed
-                    )
-                elif piece.high > last.high:
-                    merged[-1] = Piece(last.low, last.is_low_closed, piece.high, piece.is_high_closed)
-                continue
-        merged.append(piece)
+    for piece in sorted(found, key=lambda piece: (piece.low, not piece.is_low_closed)):
+        if piece.is_empty():
+            continue
+        last = merged[-1] if merged else None
+        if last is None or not Piece(last.high, not last.is_high_closed, piece.low, not piece.is_low_closed).is_empty():
+            merged.append(piece)
+        elif _equal(piece.high, last.high):
+            merged[-1] = replace(last, is_high_closed=last.is_high_closed or piece.is_high_closed)
+        elif piece.high > last.high:
+            merged[-1] = replace(last, high=piece.high, is_high_closed=piece.is_high_closed)
     return merged
 
 
@@ -218,9 +208,8 @@ def _intersection(left: list[Piece], right: list[Piece]) -> list[Piece]:
         for other in right:
             low, is_low_closed = max((one.low, not one.is_low_closed), (other.low, not other.is_low_closed))
             high, is_high_closed = min((one.high, one.is_high_closed), (other.high, other.is_high_closed))
-            if low < high or (low == high and not is_low_closed and is_high_closed):
-                found.append(Piece(low, not is_low_closed, high, is_high_closed))
-    return found
+            found.append(Piece(low, not is_low_closed, high, is_high_closed))
+    return [piece for piece in found if not piece.is_empty()]
 
 
 def _complement(found: list[Piece]) -> list[Piece]:

@@ -38,34 +38,38 @@ RELATIONS = {
 }  # fmt: skip
 LONE_UNITS = _list("m s g h K J N W V A F H C T L Omega")
 UNITS = _with_plurals(
-    """acre amp ampere amps angstrom arcsec astronomical atm atom AU barn bit bits byte cal cent centimeter centimetre
-    cm coulomb cu cubic day days dB decade deg degree dm dollar dyn dyne earth electronvolt erg ergs EUR euro eV
-    fahrenheit celsius farad feet fluid foot fps ft furlong gallon gauss GBP GeV GHz gram hectare henry hertz
-    hour hr hrs Hz in inch inches joule kcal kelvin keV kg kHz kilogram kilojoule kilometer kilometre kilowatt
-    kJ km kmh kmol kN kPa kpc kph kV kW kWh lb lbs light lightyear liter litre luminosities luminosity ly mA
-    mass masses meter metre MeV mg MHz mi mile milligram milliliter millimeter millisecond min mins minute ml mL
-    mm mmol mol mole molecule month MPa Mpc mph ms mV newton nm ns ohm ohms ounce oz Pa parsec particles pascal
-    pc pct pence pennies penny per percent percentage pint pm pound ppm psi quart rad radian radii rpm rupee sec
-    second secs solar sq square steradian sun tesla ton tonne tons um unit USD volt watt week Wh yard yd year
-    yen yuan"""
+    """acre amp ampere amps angstrom arcsec astronomical atm atom AU barn bit bits byte cal celsius cent centimeter
+    centimetre cm coulomb cu cubic day days dB decade deg degree dm dollar dyn dyne earth electronvolt erg ergs EUR euro
+    eV fahrenheit farad feet fluid foot fps ft furlong gallon gauss GBP GeV GHz gram hectare henry hertz hour hr hrs Hz
+    in inch inches joule kcal kelvin keV kg kHz kilogram kilojoule kilometer kilometre kilowatt kJ km kmh kmol kN kohm
+    kPa kpc kph kV kW kWh lb lbs light lightyear liter litre luminosities luminosity ly mA mass masses meter metre MeV
+    mg MHz mi mile milligram milliliter millimeter millisecond min mins minute mL ml mm mmol Mohm mol mole molecule
+    month MPa Mpc mph ms mV newton nm ns ohm ohms ounce oz Pa parsec particles pascal pc pct pence pennies penny per
+    percent percentage pint pm pound ppm psi quart rad radian radii rpm rupee sec second secs solar sq square steradian
+    sun tesla ton tonne tons uA uC uF ug uH uJ uL um unit us USD uV uW volt watt week Wh yard yd year yen yuan"""
 )
+SIZES_OF_UNITS = (
+    {"week": 604800, "day": 86400, "hour": 3600, "hr": 3600, "minute": 60, "min": 60, "second": 1, "sec": 1},
+    {"yard": 36, "yd": 36, "foot": 12, "feet": 12, "ft": 12, "inch": 1, "inche": 1, "in": 1},
+    {"pound": 16, "lb": 16, "ounce": 1, "oz": 1},
+)
+"""Units that stand behind one another, without their plural: 2 hours 30 minutes."""
 NOUNS = _with_plurals(
     """adult altogether animal ant apple arrangement bag ball banana bead bear bee bicycle bike bird block boat book
-    bottle box boxes boy bracelet branch branches brick brother brownie bulb bus buses butterflies butterfly
-    cake call candies candy car card carrot cat chair chapter cherries cherry chicken child children choice
-    class classes coin color colour combination computer cookie cousin cow crayon cube cup cupcake customer
-    cycle dancer diagonal dice digit dime dog doll donut door duck edge egg element elephant email employee
-    episode error face factor families family fan fish flight floor flower friend fruit function game geese girl
-    glass glasses goal goat golf goose grandchildren grape group guest hen hit horse house household integer
-    intersection item jump kid kitten lap lattice leaf leaves lemon lesson letter line lion man marble marker
-    match matches member men message mile monkey more motorcycle move movie muffin nail necklace nickel number
-    onion orange order outcome package page painting pair parent passenger path patient peach peaches pear pen
-    pencil people permutation person phone photo picture pie piece pig pizza plane plank plant player point
-    polynomial potato potatoes prime problem pumpkin puppies puppy question rabbit rectangle region revolution
-    road rock room rose rotation row run runner sandwich sandwiches screw seat seed sequence sheep shelf shell
-    shelves ship shirt show sibling side sister slice sock solution song spider square stamp step stick sticker
-    stone store strawberries strawberry strike student subset swimmer table tablet teacher team term ticket
-    tiger tile tire tomato tomatoes total toy train tree triangle trip truck tulip turkey turn value vegetable
+    bottle box boxes boy bracelet branch branches brick brother brownie bulb bus buses butterflies butterfly cake call
+    candies candy car card carrot cat chair chapter cherries cherry chicken child children choice class classes coin
+    color colour combination computer cookie cousin cow crayon cube cup cupcake customer cycle dancer diagonal dice
+    digit dime dog doll donut door duck edge egg element elephant email employee episode error face factor families
+    family fan fish flight floor flower friend fruit function game geese girl glass glasses goal goat golf goose
+    grandchildren grape group guest hen hit horse house household integer intersection item jump kid kitten lap lattice
+    leaf leaves lemon lesson letter line lion man marble marker match matches member men message mile monkey more
+    motorcycle move movie muffin nail necklace nickel number onion orange order outcome package page painting pair
+    parent passenger path patient peach peaches pear pen pencil people permutation person phone photo picture pie piece
+    pig pizza plane plank plant player point polynomial potato potatoes prime problem pumpkin puppies puppy question
+    rabbit rectangle region revolution road rock room rose rotation row run runner sandwich sandwiches screw seat seed
+    sequence sheep shelf shell shelves ship shirt show sibling side sister slice sock solution song spider square stamp
+    step stick sticker stone store strawberries strawberry strike student subset swimmer table tablet teacher team term
+    ticket tiger tile tire tomato tomatoes total toy train tree triangle trip truck tulip turkey turn value vegetable
     vertex vertices vote way wheel win window woman women word worker zero zeroes яблок яблока"""
 )
 """Things that are counted."""

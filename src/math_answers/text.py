@@ -10,20 +10,20 @@ _SYMBOLS = {
     "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "－": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ",
     "÷": r"\div ", "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "±": r"\pm ", "∓": r"\mp ", "≤": r"\le ",
     "≥": r"\ge ", "≠": r"\ne ", "°": r"^\circ ", "√": r"\sqrt ", "∅": r"\emptyset ", "∈": r"\in ",
-    "ℝ": r"\mathbb{R}", "、": ",", "。": ".", "，": ",", "；": ";", "：": ":", "（": "(", "）": ")", "~": " ", "⁄": "/",
+    "ℝ": r"\mathbb{R}", "、": ",", "。": ".", "，": ",", "；": ";", "：": ":", "（": "(", "）": ")", "⁄": "/",
     "∙": r"\cdot ", "⩽": r"\le ", "⩾": r"\ge ", "≡": r"\equiv ", "→": r"\to ", "′": "'", "’": "'", "″": "''",
     "≈": r"\approx ", "Ω": r"\Omega ", "µ": "u",
     "⟨": r"\langle ", "⟩": r"\rangle ", "…": r"\ldots ", "∖": r"\setminus ", "π": r"\pi ",
 }  # fmt: skip
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
-_PREFIX = re.compile(r"\b(?:np|math)\.(?=[a-z])")
 _FOR_ALL = r",?\s*\\text\s*\{,?\s*for (?:all|any|every)(?: real| constant)?\s*\}|(?:\\q?quad\s*)?\\forall"
+_UPRIGHT = r"\\(?:text|mathrm)\s*\{"
 _RULES = tuple(
     (re.compile(pattern, re.DOTALL), replacement)
     for pattern, replacement in (
         (r"(?:\\text\s*)?\{([-+:=.])\}", r"\1"),
-        (r"^\s*(?:=|\{\})|\\(?:blacksquare|square|checkmark)\s*$", ""),
+        (r"^\s*(?:=|\{\})|\{\}(?=\s*\^)|\\(?:blacksquare|square|checkmark)\s*$", ""),
         (r"\.\.\.", r"\\ldots "),
         (r"\\rm\s*\{", r"\\mathrm{"),
         (r"\\(?:Pr|mathbb\s*\{?P\}?|operatorname\s*\{Pr\})(?=\s*\()", "P"),
@@ -48,25 +48,39 @@ _RULES = tuple(
         (r"^\s*(?:\\(?:therefore|implies|Rightarrow)(?![A-Za-z])|[∴⇒])", ""),
         (rf"(?:{_FOR_ALL})\s*[A-Za-z]\s*(?:\\in\s*\\mathbb\s*\{{?[RZNQC]\}}?\s*)?$", ""),
         (r"\^\s*\{?\s*\\text\s*\{\s*(?:st|nd|rd|th)\s*\}\s*\}?", ""),
+        # Micro and ohm, alone or behind a prefix.
+        (rf"{_UPRIGHT}[\s~]*\\mu\s*([A-Za-z])\s*\}}|\\mu\s*{_UPRIGHT}\s*([A-Za-z])\s*\}}", r"\\text{ u\1\2}"),
+        (rf"{_UPRIGHT}[\s~]*([kM]?)(?:\\(?:Omega|ohm)\s*\}}|\}}\s*\\Omega)", r"\\text{ \1ohm}"),
+        (r"^(?:Matrix|(?:np\.)?array)\((\[\[.*\]\])\)$", r"\1"),
+        (r"(?<=[0-9])\s*(min|sec|deg)(?=\s*(?:$|[,;.)]))", r"\\text{ \1}"),
+        (r"\b(?:np|math)\.(?=[a-z])", ""),
         # The label of a choice and its value.
         (r"^(?:\\text\s*\{\s*)?([A-J])[.)]\s*\}?\s+(?=\S)", r"(\1) "),
     )
 )
+_BOLD = r"\\(?:mathbf|boldsymbol|bm)\s*\{?\s*([A-Za-hl-z])(?![A-Za-z])\s*\}?"
+_PRODUCT_OF_VECTORS = re.compile(rf"{_BOLD}\s*\\(?:times|cdot)\s*{_BOLD}")
 _LETTER_X = re.compile(r"(?<=[0-9])\s*[xX]\s*(?=10\s*\^)")
 _ROOT = re.compile(r"√\s*(?:(\d+(?:\.\d+)?|[A-Za-z])|\(([^()]*)\))")
 
 
 def clean(answer: str) -> str:
     """The answer in ASCII and LaTeX, with single spaces."""
-    answer = "".join(char for char in answer if unicodedata.category(char) != "Cf")
-    answer = re.sub("[⁰¹²³⁴-⁹⁺⁻ⁿ]+", lambda found: f"^{{{found[0].translate(_SUPERSCRIPTS)}}}", answer)
-    answer = re.sub("[₀-₉]+", lambda found: f"_{{{found[0].translate(_SUBSCRIPTS)}}}", answer)
+    is_ascii = answer.isascii()
+    if not is_ascii:
+        answer = "".join(char for char in answer if unicodedata.category(char) != "Cf")
+        answer = re.sub("[⁰¹²³⁴-⁹⁺⁻ⁿ]+", lambda found: f"^{{{found[0].translate(_SUPERSCRIPTS)}}}", answer)
+        answer = re.sub("[₀-₉]+", lambda found: f"_{{{found[0].translate(_SUBSCRIPTS)}}}", answer)
+        answer = re.sub(r"(?<=[0-9])\s*[µμ]([A-Za-z])(?![A-Za-z])", r"\\text{ u\1}", answer)
+        answer = re.sub(r"(?<=[0-9])\s*([kM]?)Ω", r"\\text{ \1ohm}", answer)
     for pattern, replacement in _RULES:
         answer = pattern.sub(replacement, answer)
-    answer = _ROOT.sub(lambda found: rf"\sqrt{{{found[1] or found[2]}}}", answer)
-    answer = " ".join("".join(map(_plain, answer)).split())
-    answer = _PREFIX.sub("", answer)
-    return _LETTER_X.sub(r"\\times ", answer)
+    if _PRODUCT_OF_VECTORS.search(answer):
+        answer = re.sub(_BOLD, r"\\vec{\1}", answer)
+    if not is_ascii:
+        answer = _ROOT.sub(lambda found: rf"\sqrt{{{found[1] or found[2]}}}", answer)
+        answer = "".join(map(_plain, answer))
+    return _LETTER_X.sub(r"\\times ", " ".join(answer.replace("~", " ").split()))
 
 
 def _plain(char: str) -> str:

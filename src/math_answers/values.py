@@ -23,7 +23,7 @@ MOST_INNER_TERMS = 30
 """Of a sum in a sum."""
 MOST_WORK = 400_000
 """Operations at one point, times the digits that they are computed to."""
-INTEGER_CALLS = frozenset(["factorial", "binomial", "gcd", "lcm", "sum", "prod", "mod"])
+INTEGER_CALLS = frozenset(["factorial", "double factorial", "binomial", "gcd", "lcm", "sum", "prod", "mod"])
 OPERATIONS = frozenset(["add", "multiply", "dot", "cross", "divide", "power"])
 _KINDS = {
     **dict.fromkeys(INTEGER_CALLS, "integer"), **dict.fromkeys(("floor", "ceiling"), "rounded"), "exp": "small",
@@ -102,10 +102,10 @@ def _exact_call(name: str, values: list[Any]) -> Fraction | None:
     if not whole:
         return None
     integers = [int(value) for value in values]
-    if name == "factorial" and integers[0] >= 0:
+    if name in ("factorial", "double factorial") and integers[0] >= 0:
         if integers[0] > 6000:
             raise TooLargeError("a factorial of too many digits")
-        return Fraction(math.factorial(integers[0]))
+        return Fraction(math.factorial(integers[0]) if name == "factorial" else math.prod(range(integers[0], 0, -2)))
     if name == "binomial" and min(integers) >= 0:
         if integers[0] > 20_000:
             raise TooLargeError("a binomial of too many digits")
@@ -364,26 +364,28 @@ _INTEGERS = (6, 10, 15, 4, 9, 12, 8, 14, 5, 7)
 
 
 def points(names: dict[str, str]) -> Iterator[Point]:
-    """Points at which expressions are compared, of either sign; behind the first ten all are between -1 and 1."""
+    """Points at which expressions are compared, of either sign.
+
+    Behind the first ten all are between -1 and 1; behind twice as many some are large, for roots and logarithms of
+    differences.
+    """
     order = sorted(names)
-    for index in range(2 * NUM_POINTS):
+    for index in range(4 * NUM_POINTS):
         point: dict[str, Any] = {}
         for place, name in enumerate(order):
             digest = int(hashlib.sha256(f"{name} {index}".encode()).hexdigest()[:8], 16)
             if names[name] == "integer" or (names[name] == "rounded" and index % 2):
                 point[name] = mpmath.mpf(_INTEGERS[(index + 3 * place) % len(_INTEGERS)])
             elif names[name] == "vector":
-                unit = (
-                    {"i": 0, "j": 1, "k": 2}.get(name.removeprefix("unit vector ")) if name.startswith("unit") else None
-                )
-                point[name] = (
-                    [mpmath.mpf(int(axis == unit)) for axis in range(3)]
-                    if unit is not None
-                    else [mpmath.mpf((digest >> 4 * axis) % 97 + 1) / 31 for axis in range(3)]
-                )
+                is_unit = name.startswith("unit")
+                axes = [int(name == f"unit vector {axis}") for axis in "ijk"]
+                parts = axes if is_unit else [mpmath.mpf((digest >> 4 * axis) % 97 + 1) / 31 for axis in range(3)]
+                point[name] = [mpmath.mpf(part) for part in parts]
             else:
-                reals = _SMALL if names[name] == "small" or index >= NUM_POINTS else _REALS
+                is_large = index >= 2 * NUM_POINTS and names[name] != "small"
+                reals = _SMALL if names[name] == "small" or NUM_POINTS <= index < 2 * NUM_POINTS else _REALS
                 value = mpmath.mpf(reals[(index + place) % len(reals)]) + mpmath.mpf(digest % 1000) / 79190
+                value = value * 10 ** (digest // 1000 % 6) if is_large else value
                 point[name] = -value if index >= 5 and (digest + place) % 2 else value
         yield point
 

@@ -314,6 +314,51 @@ SAME: dict[str, dict[str, list[str]]] = {
         r"\begin{pmatrix}1&2\\3&4\end{pmatrix}": ["[[1,2],[3,4]]"],
         r"\ln(1+\sqrt{2})": [r"\sinh^{-1}(1)", r"\operatorname{arsinh}(1)"],
     },
+    "units of letters and signs": {
+        "60": [r"60\,\mathrm{km\,h^{-1}}", r"60\ \frac{\text{km}}{\text{h}}", r"60\,\mathrm{km/h}"],
+        "10": [
+            *(r"10\,\mathrm{k\Omega}", r"10\,\mathrm{k}\Omega", "10 kΩ", r"10\,\mu\text{m}", "10 μm", "10 μF"),
+            *(r"10\,\mathrm{\mu F}", r"10\ \mathrm{M\Omega}"),
+        ],
+        "8.31": [
+            r"8.31\text{ J/(mol K)}",
+            r"8.31\ \frac{\text{J}}{\text{mol K}}",
+            r"8.31\,\mathrm{J\,mol^{-1}\,K^{-1}}",
+        ],
+        "25": [r"25\,{}^\circ\mathrm{C}", r"25\text{ °C}", r"25~^\circ C"],
+        r"10\mu m": [r"m\mu 10"],
+        "12": ["12 min", "12 sec"],
+    },
+    "two units in a row": {
+        "2 hours 30 minutes": ["2 hr 30 min", r"2 \text{ hours and } 30 \text{ minutes}", "150 minutes"],
+        "63": ["5 ft 3 in", "5 feet 3 inches"],
+        "93603": ["1 day 2 hours 3 seconds"],
+        "3, 4": ["3 apples and 4 pears"],
+    },
+    "columns, rows and transposes": {
+        "(1,-2,3)": [r"\begin{pmatrix}1\\-2\\3\end{pmatrix}", "(1,-2,3)^T", r"\begin{pmatrix}1&-2&3\end{pmatrix}^{T}"],
+        r"\begin{pmatrix}1\\-2\\3\end{pmatrix}": ["(1,-2,3)", r"[1,-2,3]^\top", r"\mathbf{i}-2\mathbf{j}+3\mathbf{k}"],
+        r"\mathbf{i}-2\mathbf{j}+3\mathbf{k}": ["(1,-2,3)", r"\begin{pmatrix}1\\-2\\3\end{pmatrix}"],
+        r"\begin{pmatrix}1&2\\3&4\end{pmatrix}": [
+            *(r"\begin{pmatrix}1&3\\2&4\end{pmatrix}^T", "Matrix([[1, 2], [3, 4]])", "np.array([[1, 2], [3, 4]])"),
+        ],
+    },
+    "vectors in bold capitals": {
+        r"\mathbf r\times\mathbf F": [r"-\mathbf F\times\mathbf r", r"\vec{r}\times\vec{F}"],
+        r"\mathbf{u}_1+\mathbf{v}": [r"\mathbf{v}+\mathbf{u}_1"],
+        "B": [r"\mathbf{B}"],
+    },
+    "names with an index": {"2, 3": ["x_1=3, x_2=2"], "2, 2": ["x_1=2, x_2=2"]},
+    "functions that are units": {
+        r"\tan x\sec^2 x": ["tan x sec^2 x", r"\sec^2(x)\tan x"],
+        r"2\sec^2 x": ["2 sec^2(x)"],
+    },
+    "double factorials": {"105": ["7!!"], "48": ["6!!"]},
+    "expressions that are seldom real": {
+        r"\sqrt{a^2-b^2-c^2}": [r"\sqrt{a^2-c^2-b^2}"],
+        r"\sqrt{x-100}": [r"\sqrt{-100+x}"],
+        r"\ln(\ln(\ln x))": [r"\ln\ln(\ln x)"],
+    },
 }
 
 # gold: wrong answers
@@ -366,6 +411,36 @@ DIFFERENT: dict[str, dict[str, list[str]]] = {
     },
     "sums of terms with an index": {r"2^m a_i": [r"\sum_{i=0}^{m} \binom{m}{i} a_i"]},
     "residues": {r"x \equiv 3 \pmod{7}": [r"x \equiv 4 \pmod{7}", r"x \equiv 3 \pmod{14}", r"y \equiv 3 \pmod 7"]},
+    "units of letters and signs": {"10": [r"12\,\mathrm{k\Omega}", r"10\mu"], "8.31": [r"8.31\text{ J/(bla K)}"]},
+    "two units in a row": {
+        "2 hours 30 minutes": ["2 hours 31 minutes", "2.5", "2", "2, 30"],
+        "2": ["2 hours 30 minutes", "2 hours 30 apples"],
+        "30": ["2 hours 30 minutes"],
+    },
+    "columns, rows and transposes": {
+        "(1,-2,3)": [r"\begin{pmatrix}1&-2&3\end{pmatrix}"],
+        r"\begin{pmatrix}1\\2\\3\end{pmatrix}": [
+            *(r"\begin{pmatrix}1&2&3\end{pmatrix}", r"\begin{pmatrix}1\\2\\3\end{pmatrix}^T", "(1,3,2)"),
+        ],
+        r"\begin{pmatrix}1&2\\3&4\end{pmatrix}": [r"\begin{pmatrix}1&2\\3&4\end{pmatrix}^T", "[[1,3],[2,4]]"],
+    },
+    "vectors in bold capitals": {
+        r"\mathbf r\times\mathbf F": [
+            r"\mathbf F\times\mathbf r",
+            r"\mathbf r\cdot\mathbf F",
+            r"\mathbf F\cdot\mathbf r",
+        ],
+    },
+    "names with an index": {
+        "2, 3": ["x_1=2, x_2=2", "x_1=2, x_2=4", "a=3, b=2"],
+        "(2,3)": ["x_1=3, x_2=2"],
+        "x_1=3, x_2=2": ["x_1=2, x_2=3"],
+    },
+    "double factorials": {"105": ["7!"], "720": ["6!!"], "5040": ["7!!"]},
+    "expressions that are seldom real": {
+        r"\sqrt{a^2-b^2-c^2}": [r"\sqrt{a^2-c^2-2b^2}", r"\sqrt{a^2-b^2}"],
+        r"\sqrt{x-100}": [r"\sqrt{x-101}", r"\sqrt{x-100.00001}"],
+    },
     "letters": {
         r"\text{A and C}": [r"\text{the and C}"],
         "5": [r"\overline{5}"],
@@ -426,6 +501,7 @@ DIFFERENT: dict[str, dict[str, list[str]]] = {
     "numerals and times": {"204_5": ["204_6"], "3_4": ["3_5"], "52_8": ["42"], r"05\!:\!00": ["3"]},
     "points, sets and lists": {
         "(3,4)": [r"\{3,4\}", "4, 3", "(4,3)", "[3,4]"],
+        "2, 3, 3": ["2, 2, 3", "x_1=3, x_2=2, x_3=2"],
         "(3,4]": ["[3,4)", "(3,4)", "3, 4"],
         "4": ["1, 2, 3, 4"],
         "3": ["7 apples and 3 pears"],
@@ -435,7 +511,7 @@ DIFFERENT: dict[str, dict[str, list[str]]] = {
         r"(\sqrt{8}, 1)": ["(x, 2)"],
     },
     "plus and minus": {"2": [r"\pm 2"], r"\sqrt{2}": [r"-\sqrt{2}"]},
-    "infinity": {r"\infty": ["5"], r"-\infty": ["5"], r"\frac{1}{0}": ["5"]},
+    "infinity": {r"\infty": ["5"], r"-\infty": ["5"], r"\frac{1}{0}": ["5"], r"2\sqrt{x\infty}": [r"2\sqrt{\infty}"]},
     "matrices": {
         r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}": [
             r"\begin{pmatrix} 1 & 2 \end{pmatrix}",

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.accuracy.relation import ANSWERS, violations
 from math_answers import equal
 
 # Of one line no two are the same.
@@ -19,6 +20,7 @@ GOLDS = {
     "sets": [
         r"\emptyset", r"\{1\}", r"\mathbb{R}", r"\mathbb{R}\setminus\{1\}", r"(1,\infty)", r"[1,\infty)", r"\{1,2\}",
     ],
+    "lists": ["2, 3", "2, 3, 3", "2, 2, 3", "3, 3, 3"],
     "ratios": ["5:6", "1:2:3", "6:5", "0:1"],
     "steps": [
         "n", "0", "1", r"\lfloor n/9\rfloor", r"\lfloor n/10\rfloor", r"\lceil n/9\rceil", r"\binom{n}{16}",
@@ -30,17 +32,6 @@ GOLDS = {
     "numbers": ["e", r"\pi", r"\ln 2", "1", r"\frac52", r"\frac12", "42", r"\sqrt2", r"-\frac14", "10", "0"],
     "letters": ["A", "B", r"\text{A and C}", r"\text{B and C}", "abc", r"\text{None}"],
 }  # fmt: skip
-# Answers that say little, or nearly what a gold says.
-ANSWERS = [
-    "[1,0]", "(5,1]", "5<x<1", "|x|<0", r"[1,2]\cap[3,4]", "x<1 or x>2", r"\{\}", "0:0", "00:00", "0:0:0", "(0,0)",
-    "0", "1", "-1", "n", "n+0", r"\lceil n/9\rceil-1", r"\lfloor(n+1)/9\rfloor", r"\lfloor n/9\rfloor+1", r"n\bmod 100",
-    r"\gcd(n,720720)", r"\min(n,100)", r"\gcd(n,32)", r"\frac{n!}{n!}", r"\infty", r"\frac00", r"0^0", r"1^\infty",
-    r"\ln(x^2)/2", r"\frac12\ln x^2", r"x\cdot\frac{x}{x}", r"\sqrt{x}^2", r"(-1)^{-n}", r"e^{i\pi n}", "x+1",
-    r"\sum_{k=0}^{30}\frac1{k!}", r"\sum_{k=1}^{70}\frac1{k2^k}", r"\zeta(100)", "2.718281828", "3.14159265",
-    r"(2)\frac12", r"(-1)\frac34", "42_8", "1010_2", r"\approx 42", "2(1)", "2.5", "1.41421356", r"\pm 1", "1, 2",
-    "x=1", "0.693147", "[]", r"\text{the and C}", r"\text{a and C}", "C, B", r"\text{ABC}", "a", r"\text{all}",
-    r"\text{none}", "x", "?",
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", GOLDS)
@@ -52,9 +43,7 @@ def test_golds_differ_and_their_order_does_not_matter(kind):
 
 @pytest.mark.parametrize("kind", GOLDS)
 def test_no_answer_is_right_for_two_golds(kind):
-    for answer in ANSWERS:
-        found = [gold for gold in GOLDS[kind] if equal(gold, answer)]
-        assert len(found) <= 1, (answer, found)
+    assert list(violations(GOLDS[kind], ANSWERS, equal)) == []
 
 
 NUMBERS = st.integers(-3, 12)
