@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -187,5 +188,18 @@ def test_runs_that_end_at_a_pass_at_1_are_drawn_each_by_itself_where_their_point
     assert names(uneven) - {"lab_runs_main"} < names(full)
     assert not {"lab_best_locks", "lab_runs_main"} & names(uneven)
     monkeypatch.setattr(levels, "WIDEST_GAP", -1.0)
-    assert "lab_runs_main" in names(replace(uneven, num_refused=0))
+    sparse = replace(uneven, num_refused=0)
+    assert "lab_runs_main" in names(sparse)
     assert "lab_runs_main" not in names(replace(full, num_refused=0))
+    passage, _ = level_tables(sparse)
+    grpo = next(row for row in passage.rows if row.cells[0].text == "GRPO")
+    (group,) = [each for each in levels.compared_groups(sparse) if each.name == "locks"]
+    at_l_star = []
+    for _, points in group.arms["grpo"].by_run():
+        ones, many = points["pass@1"].to_list(), points["pass@64"].to_list()
+        after = next((place for place, one in enumerate(ones) if one >= group.level), None)
+        if after is not None:
+            at_l_star.append(np.interp(group.level, ones[after - 1 : after + 1], many[after - 1 : after + 1]))
+    assert passage.name == "lab_passage"
+    assert grpo.cells[1].value == pytest.approx(100 * np.mean(at_l_star))
+    assert grpo.cells[1].text.endswith(f"({len(at_l_star)})")

@@ -26,8 +26,8 @@ from apo_lab.reporting.laboratory.levels import (
     OF_ONE_KIND,
     Group,
     best_single_strategy,
-    compared_groups,
     drawn_groups,
+    sparse_groups,
 )
 from apo_lab.reporting.laboratory.lost import layers_figures, lost_figures
 from apo_lab.reporting.laboratory.reading import ArmRuns, Edition, arm_name
@@ -87,8 +87,7 @@ def _of_single_runs(edition: Edition, styles: Styles) -> list[NamedFigure]:
     """Each run by itself where its points are too few for a mean at a level, and no step is the last of all."""
     shown = [
         (group, world)
-        for group in compared_groups(edition)
-        if not group.is_dense and not edition.ends_at_a_step(group.stage)
+        for group in sparse_groups(edition)
         for world in group.worlds
         if edition.protocol.worlds[world].family in OF_ONE_KIND
     ]

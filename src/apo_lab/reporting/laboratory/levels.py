@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from apo_lab.editions.protocol import AVERAGED, Stage, World, method_of
 from apo_lab.reporting.laboratory.reading import MAIN, ArmRuns, Edition, Frame, arm_name
-from apo_lab.reporting.records import Cell, Table, TableRow, left, right, row_of
-from apo_lab.reporting.tables.cells import EMPTY, PER_CENT, mean_cell, points_cell
+from apo_lab.reporting.names import BASE
+from apo_lab.reporting.records import Cell, Table, TableRow, bare, left, right, row_of
+from apo_lab.reporting.tables.cells import EMPTY, PER_CENT, mean_cell, points_cell, share_cell
 from apo_lab.statistics.levels import Band, at_levels, difference_band
 from apo_lightning.evaluation.records import Estimate
 from apo_lightning.run.choices import composed
@@ -140,6 +141,11 @@ def compared_groups(edition: Edition) -> list[Group]:
     return found
 
 
+def sparse_groups(edition: Edition) -> list[Group]:
+    """Those of `compared_groups` with too few points for a mean at a level, and whose runs end at a pass@1."""
+    return [g for g in compared_groups(edition) if not g.is_dense and not edition.ends_at_a_step(g.stage)]
+
+
 def pair_name(pair: tuple[str, str]) -> str:
     """`APO − GRPO`."""
     return f"{arm_name(pair[1])} − {arm_name(pair[0])}"
@@ -158,7 +164,32 @@ def best_single_strategy(world: World) -> float:
 def level_tables(edition: Edition) -> list[Table]:
     """Two tables for each group of worlds with one L*, and one of the worlds where one strategy solves the most."""
     made = [table for group in groups(edition) for table in (means_table(group), differences_table(group))]
+    made += [passage_table(found)] if (found := sparse_groups(edition)) else []
     return [*made, worlds_table(edition, compared_groups(edition))]
+
+
+def passage_table(found: Sequence[Group]) -> Table:
+    """Each arm at L* alone, beside the base model."""
+    rows: list[TableRow] = []
+    for group in found:
+        section, level = f"{group.name}, L* = {_level(group.level)} %", np.array([group.level])
+        base = [float(group.arms[group.trained[0]].mean(f"base_pass@{k}")) for k in (64, 8)]
+        rows.append(row_of(BASE, *map(share_cell, map(bare, base)), section=section))
+        for name in group.trained:
+            values = [PER_CENT * group.arms[name].of_all_worlds(level, metric)[0] for metric in ("pass@64", "pass@8")]
+            cells = (mean_cell(each, count=int(np.isfinite(each).sum())) for each in values)
+            rows.append(row_of(arm_name(name), *cells, section=section))
+    return Table(
+        name="lab_passage",
+        title="Where pass@1 first reaches L*, in per cent",
+        columns=(*left("Arm"), *right("pass@64", "pass@8")),
+        rows=tuple(rows),
+        notes=(
+            "Means over the runs that reach L*, ± standard error; in brackets, how many do. Evaluation points there "
+            f"lie more than {WIDEST_GAP:.0%} of pass@1 apart, and between two a value is that of a straight line. "
+            "The base model has its own pass@1.",
+        ),
+    )
 
 
 def means_table(group: Group) -> Table:
