@@ -29,6 +29,7 @@ EDITIONS = {
     "Which methods keep a branch": ("branches", "across"),
     "A KL at the entrance alone": ("recipe", "longer", "cliff"),
     "Weights or decoding": ("decoding", "across"),
+    "A pretrained language model": ("dominance",),
     "Limits": ("full", "across"),
 }
 """Section of docs/lab/editions.md → the editions whose numbers it tells."""
@@ -37,6 +38,7 @@ CONSTANTS = {
     "34.5": "the level of the edition branches on locks",
     "46.39": "PKPO's pass@1 at step 10 on divisors, in docs/lab/language/curves.csv.gz",
     "0.70": "a share of the best single kind, in docs/lab/across",
+    "0.45 0.64 0.94": "shares of dominance, and the share of the best single answer's pass@1 where its runs end",
     "91.67": "pass@32 of the base models of decoding, in benchmarks/RESULTS.md",
     "0.041": "base models that were not used",
 }
