@@ -214,7 +214,7 @@ def test_all_that_a_step_does_is_in_a_phase(tmp_path, monkeypatch):
     slow(apo_lightning.step.update_record, "work_of")
     for name in ("StepTable", "updated_tokens", "plan_minibatches"):
         slow(apo_lightning.step.plan, name)
-    slow(EngineCheck, "check")
+    slow(EngineCheck, "compare")
     slow(apo_lightning.module, "step_metrics")
     slow(apo_lightning.module, "total_work")
     for name in ("hidden_states", "as_reference"):
