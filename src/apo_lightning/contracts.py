@@ -25,6 +25,7 @@ from apo_lightning.types import (
 )
 
 
+@runtime_checkable
 class Recipe(Protocol):
     """What a run is made of, before any weights are loaded; `run.recipe` makes it.
 
