@@ -196,9 +196,9 @@ def _framed(text: str, at: int, name: str) -> Iterator[Token]:
 
 
 def _is_of_units(content: str) -> bool:
-    r"""km\,h^{-1}: words of units, spaces of LaTeX and exponents; a single letter is none."""
-    words = {*re.findall(r"[A-Za-z]+", _UNIT_MARKS.sub(" ", content))}
-    return bool(words & tables.UNITS) and words <= tables.UNITS | tables.LONE_UNITS
+    r"""km\,h^{-1}, m\cdot s^{-2}: words of units, spaces of LaTeX and exponents; a single letter is none."""
+    words = re.findall(r"[A-Za-z]+", _UNIT_MARKS.sub(" ", content))
+    return (len(words) > 1 or not tables.UNITS.isdisjoint(words)) and {*words} <= tables.UNITS | tables.LONE_UNITS
 
 
 def _word(run: str, upright: bool) -> Iterator[Token]:

@@ -315,7 +315,12 @@ SAME: dict[str, dict[str, list[str]]] = {
         r"\ln(1+\sqrt{2})": [r"\sinh^{-1}(1)", r"\operatorname{arsinh}(1)"],
     },
     "units of letters and signs": {
-        "60": [r"60\,\mathrm{km\,h^{-1}}", r"60\ \frac{\text{km}}{\text{h}}", r"60\,\mathrm{km/h}"],
+        "60": [
+            r"60\,\mathrm{km\,h^{-1}}",
+            r"60\ \frac{\text{km}}{\text{h}}",
+            r"60\,\mathrm{km/h}",
+            r"60\ \mathrm{m\cdot s^{-2}}",
+        ],
         "10": [
             *(r"10\,\mathrm{k\Omega}", r"10\,\mathrm{k}\Omega", "10 kΩ", r"10\,\mu\text{m}", "10 μm", "10 μF"),
             *(r"10\,\mathrm{\mu F}", r"10\ \mathrm{M\Omega}"),
