@@ -49,20 +49,21 @@ class Evaluation:
 
     @cached_property
     def again(self) -> tuple[EvaluatedPolicy, Task]:
-        """Policy and benchmark on this machine; of several benchmarks with its name, the one with its problems."""
-        found = []
+        """Policy and benchmark on this machine; of several with its name, the one with its problems and reward."""
+        found: list[tuple[EvaluatedPolicy, Task]] = []
+        said = self.result.data.sha256, self.result.settings.reward
         for cfg in self._candidates():
-            evaluated = find_evaluated_policy(cfg, [])
-            for task in prepare_tasks(cfg, evaluated, self.result.settings.engine):
-                if task.benchmark.name == self.result.benchmark:
-                    found.append((evaluated, task))
-                    if task.data.sha256 == self.result.data.sha256:
-                        return found[-1]
+            with contextlib.suppress(*[ConfigError] * len(found)):  # the next may need what is not on this machine
+                evaluated = find_evaluated_policy(cfg, [])
+                own = prepare_tasks(cfg, evaluated, self.result.settings.engine)
+                found += [(evaluated, task) for task in own if task.benchmark.name == self.result.benchmark]
+            if found and (found[-1][1].data.sha256, found[-1][1].settings.reward) == said:
+                return found[-1]
         if not found:
             raise ConfigError(
                 f"there is no benchmark={self.result.benchmark} here: give data.path= the file of its problems"
             )
-        return found[0]
+        return next((pair for pair in found if pair[1].data.sha256 == said[0]), found[0])
 
     def _candidates(self) -> Iterator[DictConfig]:
         """Configurations that may have made it: a file of the reader's, the run's own problems, a benchmark."""

@@ -46,6 +46,19 @@ def even(completions, **_):
 """
 
 
+def train_in(folder: Path, words: tuple[str, ...]) -> None:
+    """A run as the command makes it, with its `.hydra`."""
+    cfg = composed_with("train", words, with_hydra=True)
+    choices = cfg.hydra.runtime.choices
+    with open_dict(cfg):
+        del cfg.hydra
+    (folder / ".hydra").mkdir(parents=True)
+    nodes = {"config": cfg, "hydra": {"hydra": {"runtime": {"choices": choices}}}, "overrides": [*words]}
+    for name, node in nodes.items():
+        OmegaConf.save(OmegaConf.create(node), folder / ".hydra" / f"{name}.yaml")
+    train(cfg, folder)
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A working directory with an honest run in `run`, its evaluation, and both published in `public`."""
@@ -56,15 +69,7 @@ def made(tmp_path_factory):
         (folder / "judge.py").write_text(JUDGE)
         rows = [{"problem": f"{n} and {n}?", "answer": str(2 * n)} for n in range(40)]
         (folder / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        cfg = composed_with("train", SMALL, with_hydra=True)
-        choices = cfg.hydra.runtime.choices
-        with open_dict(cfg):
-            del cfg.hydra
-        (folder / "run" / ".hydra").mkdir(parents=True)
-        nodes = {"config": cfg, "hydra": {"hydra": {"runtime": {"choices": choices}}}, "overrides": [*SMALL]}
-        for name, node in nodes.items():
-            OmegaConf.save(OmegaConf.create(node), folder / "run" / ".hydra" / f"{name}.yaml")
-        train(cfg, Path("run"))
+        train_in(folder / "run", SMALL)
         measured = composed("run=run", "num_samples=4", config_name="evaluate")
         evaluate(with_own_problems(measured, []))
         publish(composed("run=run", "to=public", config_name="publish"))
@@ -108,6 +113,16 @@ def test_an_honest_run_is_checked_in_every_content_and_its_folder_stays_as_it_wa
     again = found("training").detail
     assert again.startswith("to the bit: 16 completions, ")
     assert again.endswith(" metrics, the weights of step 3")
+
+
+def test_an_evaluation_of_the_held_out_problems_with_another_reward_is_judged_by_that(run):
+    named = dict.fromkeys(("data.path=mine.jsonl", "data.name=mine", "data.instruction='{problem}'"))
+    words = tuple("data=arithmetic" if word == "data=gsm8k" else word for word in SMALL if word not in named)
+    train_in(Path("sums"), words)
+    typed = ["run=sums", "benchmark=arithmetic", "limit=4", "num_samples=2", "max_completion_tokens=8"]
+    evaluate(with_own_problems(composed(*typed, config_name="evaluate"), typed))
+    assert read_result(Path("sums/evaluation/arithmetic/results.json")).settings.reward.startswith("NumericReward")
+    assert all_but_checked("sums") == {}
 
 
 def test_a_published_policy_is_checked_as_far_as_its_folder_goes(run):
