@@ -4,9 +4,11 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import torch
 
+from apo_lightning.common.ranges import Checked, Within
 from apo_lightning.errors import ConfigError
 
 PRODUCT_SIZES = {"cpu": (1024, 1024, 1536), "cuda": (8192, 3584, 18944)}
@@ -23,7 +25,7 @@ MIN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
+class Rates(Checked):
     """The rates that one device reaches.
 
     Attributes:
@@ -34,15 +36,11 @@ class Rates:
     """
 
     name: str
-    model_flops_per_second: float | int
-    memory_bytes_per_second: float | int
+    model_flops_per_second: Annotated[float | int, Within("(0, inf]")]
+    memory_bytes_per_second: Annotated[float | int, Within("(0, inf]")]
     engine_step_seconds: float | int
 
-    def __post_init__(self) -> None:
-        for field in ("model_flops_per_second", "memory_bytes_per_second"):
-            value = getattr(self, field)
-            if value is None or not value > 0:
-                raise ConfigError(f"rates.{field} is {value}: give a positive rate")
+    section: ClassVar[str] = "rates."
 
     def describe(self) -> str:
         """Two lines."""

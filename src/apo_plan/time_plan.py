@@ -6,8 +6,9 @@ no product hides, verification, which overlaps the sampling, diagnostics, valida
 
 import math
 from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
 
-from apo_lightning.errors import ConfigError
+from apo_lightning.common.ranges import Checked, Within
 from apo_lightning.model.flops import ModelSize, Work, training_flops
 from apo_lightning.step.settings import StepSettings
 from apo_plan.memory_plan import engine_weight_bytes, kv_token_bytes
@@ -20,7 +21,7 @@ written (28); the gradient is read for its norm and scaled (12)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class Expected(Checked):
     """Assumptions about a step that its time depends on.
 
     Attributes:
@@ -31,21 +32,13 @@ class Expected:
         kept_share: with dynamic sampling, groups kept ÷ groups sampled, in (0, 1].
     """
 
-    prompt_tokens: float | int | None = None
-    completion_tokens: float | int | None = None
-    updated_share: float | int = 1.0
-    reference_share: float | int = 1.0
-    kept_share: float | int = 1.0
+    prompt_tokens: Annotated[float | int | None, Within("(0, inf]", "or null for the longest")] = None
+    completion_tokens: Annotated[float | int | None, Within("(0, inf]", "or null for the longest")] = None
+    updated_share: Annotated[float | int, Within("[0, 1]")] = 1.0
+    reference_share: Annotated[float | int, Within("[0, 1]")] = 1.0
+    kept_share: Annotated[float | int, Within("(0, 1]")] = 1.0
 
-    def __post_init__(self) -> None:
-        for name in ("prompt_tokens", "completion_tokens"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"expected.{name} is {value}: give a mean length above 0, or null for the longest")
-        for name in ("updated_share", "reference_share", "kept_share"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1 or (name == "kept_share" and not value):
-                raise ConfigError(f"expected.{name} is {value}: give a share, at most 1")
+    section: ClassVar[str] = "expected."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from apo_lightning.checkpoints.contents import (
     SHARED,
@@ -47,6 +47,7 @@ from apo_lightning.common.console import say
 from apo_lightning.common.files import flush_written
 from apo_lightning.common.identity import Identity
 from apo_lightning.common.random_states import random_states, restore_random_states
+from apo_lightning.common.ranges import Checked, Count
 from apo_lightning.contracts import Recipe
 from apo_lightning.distributed.gathering import Ranks, from_all_ranks
 from apo_lightning.errors import ConfigError, NonfiniteError, Preempted, in_brief
@@ -54,7 +55,7 @@ from apo_lightning.model.policy import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSettings:
+class CheckpointSettings(Checked):
     """When to save, and what to keep: the `checkpoint:` node of `configs/train.yaml`.
 
     Attributes:
@@ -65,16 +66,12 @@ class CheckpointSettings:
             snapshots.
     """
 
-    save_every: int | None
-    keep: int
+    save_every: Count | None
+    keep: Count
     best: str | None
-    snapshot_every: int | None = None
+    snapshot_every: Count | None = None
 
-    def __post_init__(self) -> None:
-        for name in ("save_every", "snapshot_every", "keep"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"checkpoint.{name} is {value}: give 1 or more{', or null' * (name != 'keep')}")
+    section: ClassVar[str] = "checkpoint."
 
     def check(self, recipe: Recipe) -> None:
         """Raise `ConfigError` if `best` is not a metric that the run will log."""

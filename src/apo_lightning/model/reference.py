@@ -1,17 +1,19 @@
 """What the reference policy π_ref begins with, and when it follows the policy."""
 
 from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
 
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from apo_lightning.common.ranges import Checked, Count, Within
 from apo_lightning.contracts import Recipe
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.spec import PolicySpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReferenceSchedule:
+class ReferenceSchedule(Checked):
     """The reference over a run; its fields are the keys of `reference:`. At most one of the three rules is given.
 
         reset     θ_ref ← θ, and the optimizer's state ← 0      every `reset_every` training steps
@@ -44,22 +46,19 @@ class ReferenceSchedule:
     """
 
     path: str | None = None
-    reset_every: int | None = None
-    refresh_every: int | None = None
-    refresh_alpha: float | int = 0.6
-    ema_tau: float | int | None = None
+    reset_every: Count | None = None
+    refresh_every: Count | None = None
+    refresh_alpha: Annotated[float | int, Within("[0, 1]")] = 0.6
+    ema_tau: Annotated[float | int | None, Within("[0, 1]")] = None
+
+    section: ClassVar[str] = "reference."
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         rules = {name: getattr(self, name) for name in ("reset_every", "refresh_every", "ema_tau")}
         given = [f"reference.{name}={value}" for name, value in rules.items() if value is not None]
         if len(given) > 1:
             raise ConfigError(f"{' and '.join(given)}: the reference follows one rule; leave the others null")
-        for name in ("reset_every", "refresh_every"):
-            if rules[name] is not None and rules[name] < 1:
-                raise ConfigError(f"reference.{name} is {rules[name]}: give at least 1 training step, or null")
-        for name in ("refresh_alpha", "ema_tau"):
-            if not 0 <= (getattr(self, name) or 0) <= 1:
-                raise ConfigError(f"reference.{name} is {getattr(self, name)}: give a weight from 0 to 1")
 
     def check(self, recipe: Recipe) -> None:
         """Raise `ConfigError` if it cannot be the schedule of a run."""

@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from apo_lightning.advantages import GAE, gae_of
+from apo_lightning.common.ranges import Checked, OneOf, Within
 from apo_lightning.contracts import Recipe
 from apo_lightning.distributed.gathering import Ranks
 from apo_lightning.distributed.root_params import clip_grad_norm, unsharded_root
@@ -28,7 +30,7 @@ KINDS = ("value_head", "separate")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CriticSettings:
+class CriticSettings(Checked):
     """Which model predicts values, and how it learns. Its fields are the keys of `configs/base/critic.yaml`.
 
     Attributes:
@@ -44,20 +46,12 @@ class CriticSettings:
     """
 
     optimizer: Callable[..., Optimizer]
-    kind: str = "value_head"
-    value_coef: float | int = 0.5
-    value_clip: float | int | None = 0.2
-    warmup_steps: int = 0
+    kind: Annotated[str, OneOf(KINDS)] = "value_head"
+    value_coef: Annotated[float | int, Within("(0, inf)", "such as 0.5")] = 0.5
+    value_clip: Annotated[float | int | None, Within("(0, inf]", "or null for no clip")] = 0.2
+    warmup_steps: Annotated[int, Within("[0, inf)")] = 0
 
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ConfigError(f"critic.kind is {self.kind!r}: choose value_head or separate")
-        if not 0 < self.value_coef < float("inf"):
-            raise ConfigError(f"critic.value_coef is {self.value_coef}: give a finite number above 0, such as 0.5")
-        if self.value_clip is not None and not self.value_clip > 0:
-            raise ConfigError(f"critic.value_clip is {self.value_clip}: give a positive number, or null for no clip")
-        if self.warmup_steps < 0:
-            raise ConfigError(f"critic.warmup_steps is {self.warmup_steps}: give a number of rollouts, 0 or more")
+    section: ClassVar[str] = "critic."
 
     def check(self, recipe: Recipe) -> None:
         """Raise `ConfigError` where the critic has no use, or would hold the policy for the whole run."""

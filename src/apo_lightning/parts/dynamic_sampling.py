@@ -5,10 +5,12 @@ import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
+from typing import Annotated, ClassVar
 
 import torch
 
 from apo_lightning.advantages import Informative, SignedReward, gae_of
+from apo_lightning.common.ranges import Checked, Count, Within
 from apo_lightning.contracts import Recipe, estimators_in
 from apo_lightning.distributed.gathering import Exchange, from_all_ranks
 from apo_lightning.errors import ConfigError
@@ -19,7 +21,7 @@ from apo_lightning.types import Prompt, Rollouts, SamplingRounds, StepOutput, co
 
 
 @dataclass
-class DynamicSampling(Part):
+class DynamicSampling(Checked, Part):
     """Trains on mixed groups only, and draws more prompts for the others.
 
     A group of G completions, c of them correct, is *mixed* iff 0 < c < G. Verdicts count, not rewards: shaping a reward
@@ -47,15 +49,12 @@ class DynamicSampling(Part):
         oversample: at least 1; above, later rounds draw more prompts than are missing.
     """
 
-    max_rounds: int = 10
-    oversample: float | int = 1
+    max_rounds: Count = 10
+    oversample: Annotated[float | int, Within("[1, inf)")] = 1
+
+    section: ClassVar[str] = "algo.dynamic_sampling."
 
     name = "dynamic_sampling"
-
-    def __post_init__(self) -> None:
-        for name, value in (("max_rounds", self.max_rounds), ("oversample", self.oversample)):
-            if not 1 <= value < math.inf:
-                raise ConfigError(f"algo.dynamic_sampling.{name} is {value}: give at least 1")
 
     def num_drawn(self, num_missing: int) -> int:
         """Prompts of a round when this many groups are missing."""

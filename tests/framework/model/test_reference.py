@@ -154,8 +154,8 @@ def test_after_a_reset_it_says_what_the_policy_says_to_the_bit(dtype):
     ("options", "message"),
     [
         ({"reset_every": 5, "ema_tau": 0.9}, r"reset_every=5 and reference\.ema_tau=0\.9: the reference follows one"),
-        ({"refresh_every": 0}, r"refresh_every is 0: give at least 1"),
-        ({"refresh_alpha": 1.5}, r"refresh_alpha is 1\.5: give a weight from 0 to 1"),
+        ({"refresh_every": 0}, r"refresh_every is 0: give a number of at least 1, or null"),
+        ({"refresh_alpha": 1.5}, r"refresh_alpha is 1\.5: give a number from 0 to 1"),
         ({"ema_tau": -0.1}, r"ema_tau is -0\.1"),
     ],
 )
