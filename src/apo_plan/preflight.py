@@ -7,12 +7,10 @@ from pathlib import Path
 
 import torch
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Group, RenderableType
 
 from apo_lightning.common.console import quiet_libraries, say, show
-from apo_lightning.errors import ConfigError
 from apo_lightning.run.checks import CHECKS, check_data
 from apo_lightning.run.choices import composed
 from apo_lightning.run.launching import own_folder
@@ -73,13 +71,17 @@ def preflight(cfg: DictConfig, output_dir: Path) -> int:
 
 @contextlib.contextmanager
 def _errors_to(findings: list[Finding]) -> Iterator[None]:
-    """Turn an error of the block that the user can mend into a finding; the rest of the block is skipped."""
+    """Turn an error of the block that the user can mend into a finding; the rest of the block is skipped.
+
+    An error without a line for the user is raised, unless one is named already: it may follow from that.
+    """
     try:
         yield
-    except (ConfigError, InstantiationException) as error:
-        if (line := user_message(error)) is None:
+    except Exception as error:
+        if (line := user_message(error)) is not None:
+            findings.append(Finding("error", line))
+        elif not findings:
             raise
-        findings.append(Finding("error", line))
 
 
 def _room_findings(plan: Plan, output_dir: Path) -> list[Finding]:

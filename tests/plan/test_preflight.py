@@ -64,6 +64,16 @@ def test_everything_wrong_is_listed_at_once_and_the_plan_is_made_all_the_same(tm
     assert "error: prompts_per_minibatch is 4" in printed
 
 
+def test_a_piece_that_cannot_be_made_hides_no_other(tmp_path, capsys):
+    wrong = ("algo.loss.clip_eps=3", "optimizer._target_=torch.optim.Nope", "prompts_per_minibatch=3")
+    judge = ("reward=callable", "reward.function._target_=nowhere.f")
+    assert preflight(composed("model=tiny", "engine=transformers", "data=arithmetic", *wrong, *judge), tmp_path) == 1
+    found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("error: ")]
+    said = ("prompts_per_minibatch is 3", "clip_eps is 3", "optimizer._target_ is", "reward.function._target_ is")
+    assert len(found) == len(said)
+    assert [part for part in said if not any(part in line for line in found)] == []
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 @pytest.mark.parametrize(
     ("sizes", "overrides"),

@@ -40,8 +40,8 @@ class DifferentialSmoothing(Checked):
         tensor([[ 1.2000, -1.4000]])
     """
 
-    correct_coef: Annotated[float | int, Within("[0, inf)", "the sign is the verdict's")]
-    incorrect_coef: Annotated[float | int, Within("[0, inf)", "the sign is the verdict's")]
+    correct_coef: Annotated[float | int, Within("[0, inf)", "since the verdict decides the sign")]
+    incorrect_coef: Annotated[float | int, Within("[0, inf)", "since the verdict decides the sign")]
 
     def __call__(
         self, inputs: AdvantageInputs, values: Float[Tensor, "prompts group"]

@@ -60,7 +60,7 @@ class OverlongPenalty(Checked):
         tensor([[1.0000, 0.5000, 0.0000]])
     """
 
-    cache_share: Annotated[float | int, Within("(0, 1]", "of max_completion_tokens")] = 0.2
+    cache_share: Annotated[float | int, Within("(0, 1]", "a share of max_completion_tokens")] = 0.2
     penalty: Annotated[float | int, Within("[0, inf)")] = 1.0
 
     punishes_correct: ClassVar[bool] = True

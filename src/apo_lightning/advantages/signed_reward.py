@@ -39,8 +39,8 @@ class SignedReward(Checked):
         (tensor([[ 0., -1.]]), tensor([[False,  True]]))
     """
 
-    positive_weight: Annotated[float | int, Within("[0, inf)", "the sign is the verdict's")] = 0.0
-    negative_weight: Annotated[float | int, Within("[0, inf)", "the sign is the verdict's")] = 1.0
+    positive_weight: Annotated[float | int, Within("[0, inf)", "since the verdict decides the sign")] = 0.0
+    negative_weight: Annotated[float | int, Within("[0, inf)", "since the verdict decides the sign")] = 1.0
 
     needs: ClassVar[Needs] = Needs(binary_rewards=True)
 

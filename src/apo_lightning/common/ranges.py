@@ -1,4 +1,4 @@
-"""The values that a setting may have: said in the type of its field, and refused in one place."""
+"""The range of a setting, stated in the type of its field; other values are refused here."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -31,6 +31,8 @@ class Within:
         return self.low < number < self.high or number in own_ends
 
     def _described(self) -> str:
+        if self.low == -math.inf and self.high == math.inf:
+            return "that is finite"
         below = f"from {self.low:g}" if self.has_low else f"above {self.low:g}"
         if self.high == math.inf:
             return f"of at least {self.low:g}" if self.has_low else below
@@ -52,9 +54,9 @@ class OneOf:
 
 
 class Checked:
-    """A dataclass whose fields have values that their types allow: `clip_eps: Annotated[float, Within("(0, 1]")]`.
+    """A dataclass that refuses values outside the ranges of its fields: `eps: Annotated[float, Within("(0, 1]")]`.
 
-    A field that may be None may be so beside its rule.
+    The range of a field of type `float | None` does not exclude None.
 
     Raises:
         ConfigError: a value is outside its range.
@@ -64,11 +66,11 @@ class Checked:
     """What stands before a field's name in the message: `critic.`."""
 
     def __post_init__(self) -> None:
-        check_values(type(self), lambda name: getattr(self, name), self.section)
+        check_ranges(type(self), lambda name: getattr(self, name), self.section)
 
 
-def check_values(typed: Any, value_of: Callable[[str], Any], section: str = "") -> None:
-    """Raise `ConfigError` for the first value that the annotations of a class or function do not allow."""
+def check_ranges(typed: Any, value_of: Callable[[str], Any], section: str = "") -> None:
+    """Raise `ConfigError` for the first value outside the range that the annotations of a class state."""
     for name, (rule, may_be_none) in _rules(typed).items():
         value = value_of(name)
         if not (rule.allows(value) or (may_be_none and value is None)):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from apo_lightning.common.identity import sha256_of
-from apo_lightning.common.ranges import Count, check_values
+from apo_lightning.common.ranges import Count, check_ranges
 from apo_lightning.contracts import Reward
 from apo_lightning.data.files import HubDataset, ProblemSet
 from apo_lightning.data.prompts import PLACEHOLDER, PromptTemplate, build_prompt, build_prompts, require_fitting
@@ -57,7 +57,7 @@ class Benchmark:
     reward: Reward
 
     def __post_init__(self) -> None:
-        check_values(type(self), lambda name: getattr(self, name), f"benchmark.{self.name}.")
+        check_ranges(type(self), lambda name: getattr(self, name), f"benchmark.{self.name}.")
         if self.path is None and self.hub is None and self.source is None:
             raise ConfigError(f"benchmark {self.name} has no problems: give benchmark.{self.name}.path=file.jsonl")
         if (self.diversity or self.encoder) and self.num_samples < 2:

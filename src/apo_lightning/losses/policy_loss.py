@@ -135,6 +135,7 @@ class Importance:
 
 
 T = TypeVar("T")
+DUAL_CLIP = "such as 3, or null for none; at 1 or below no token of negative advantage could learn"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +161,7 @@ class PolicyLoss(Checked, Loss):
 
     clip_eps: Annotated[Number, Within("(0, 1]", "such as 0.2")] = 0.2
     clip_eps_high: Annotated[Number | None, Within("(0, inf]", "or null for clip_eps")] = None
-    dual_clip: Annotated[Number | None, Within("(1, inf]", "such as 3, or null for none")] = None
+    dual_clip: Annotated[Number | None, Within("(1, inf]", DUAL_CLIP)] = None
     entropy_coef: Annotated[Number, Within("(-inf, inf)")] = 0.0
     importance: Importance | None = None
 

@@ -1,7 +1,7 @@
 """What cannot work in a run, before any weights are loaded: one check after another, each raises `ConfigError`."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from omegaconf import DictConfig
 from transformers import PreTrainedTokenizerBase
@@ -59,10 +59,15 @@ def _algorithm(recipe: Recipe) -> None:
     check_values_given(recipe)
 
 
-def _pieces(recipe: Recipe) -> None:
-    """Each says itself where it has no use, or cannot work with the others."""
-    for piece in (recipe.loss, recipe.reward, *recipe.options.values(), *recipe.callbacks.values(), recipe.checkpoint):
-        getattr(piece, "check", lambda recipe: None)(recipe)
+def _itself(name: str) -> Callable[[Recipe], None]:
+    """A piece of the recipe, or each of several, says where it has no use, or cannot work with the others."""
+
+    def check(recipe: Recipe) -> None:
+        found = getattr(recipe, name)
+        for piece in found.values() if isinstance(found, Mapping) else [found]:
+            getattr(piece, "check", lambda recipe: None)(recipe)
+
+    return check
 
 
 def _callbacks(recipe: Recipe) -> None:
@@ -147,6 +152,7 @@ CHECKS: Sequence[Callable[[Recipe], object]] = (
     lambda recipe: recipe.settings,
     _algorithm,
     lambda recipe: try_loss(recipe.loss),
+    lambda recipe: (recipe.optimizer, recipe.scheduler),
     _horizon,
     _callbacks,
     lambda recipe: check_devices(recipe.cfg.trainer),
@@ -156,7 +162,7 @@ CHECKS: Sequence[Callable[[Recipe], object]] = (
     lambda recipe: recipe.source.check(),
     _model,
     lambda recipe: recipe.described,
-    _pieces,
+    *map(_itself, ("loss", "reward", "options", "callbacks", "checkpoint")),
     check_data,
     lambda recipe: check_monitors(recipe.callbacks.values(), recipe.cfg.trainer, recipe.data.validation_names),
     lambda recipe: recipe.identity,

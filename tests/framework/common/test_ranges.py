@@ -30,6 +30,11 @@ def test_an_interval_has_the_numbers_that_its_brackets_say(number):
         assert Within(interval).allows(np.float64(number)) == has(number), interval
 
 
+def test_a_bound_at_infinity_is_not_named():
+    assert Within("(-inf, inf)").remedy == "give a number that is finite"
+    assert Within("(0, inf]").remedy == "give a number above 0"
+
+
 @pytest.mark.parametrize("value", ["0.5", None, [0.5]])
 def test_what_is_no_number_is_in_no_interval(value):
     assert not Within("[0, 1]").allows(value)
