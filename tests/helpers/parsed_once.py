@@ -8,8 +8,6 @@ import copy
 from pathlib import Path
 
 from hydra._internal.config_repository import ConfigRepository
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 
@@ -19,7 +17,8 @@ _parsed: dict[tuple[object, ...], ConfigResult | None] = {}
 
 def _load_once(repository: ConfigRepository, config_path: str) -> ConfigResult | None:
     source = repository._find_object_source(config_path, ObjectType.CONFIG)
-    if not isinstance(source, FileConfigSource | ImportlibResourcesConfigSource):
+    # Not by class: Hydra imports its plugins by itself, a second time.
+    if source is None or source.scheme() not in ("file", "pkg"):
         return _load(repository, config_path)
     key = (source.path, source.provider, config_path, *_state(source, config_path))
     if key not in _parsed:
@@ -29,7 +28,7 @@ def _load_once(repository: ConfigRepository, config_path: str) -> ConfigResult |
 
 def _state(source: ConfigSource, config_path: str) -> tuple[object, ...]:
     """What a change of the file changes; of an installed package's, nothing."""
-    if isinstance(source, ImportlibResourcesConfigSource):
+    if source.scheme() == "pkg":
         return ()
     path = Path(source.path, source._normalize_file_name(config_path)).absolute()
     status = path.stat()
