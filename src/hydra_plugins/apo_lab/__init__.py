@@ -1,4 +1,4 @@
-"""Hydra's search path gets the configurations of `apo_lab`, after those of the framework."""
+"""Hydra's search path gets the configurations of methods, reports and laboratory, after those of the framework."""
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -8,5 +8,6 @@ class LabConfigs(SearchPathPlugin):
     """Hydra finds the class because the package lies in `hydra_plugins`."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append `apo_lab/configs`."""
-        search_path.append(provider="apo_lab", path="pkg://apo_lab.configs")
+        """Append their folders `configs`."""
+        for name in ("apo_methods", "apo_report", "apo_lab"):
+            search_path.append(provider=name, path=f"pkg://{name}.configs")
