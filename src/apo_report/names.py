@@ -25,7 +25,7 @@ BASE = "Base"
 METHOD_ROWS = data_rows("methods.csv")
 """Each method's `algo=` stem, printed name and looks, in the order of the paper's main table: APO stands last."""
 METHODS = Names((row["algo"], row["name"]) for row in METHOD_ROWS)
-"""Stem of `algo=`, or method of the laboratory → printed name."""
+"""Stem of `algo=`, or method of an edition → printed name."""
 
 
 def _names_of(kind: str) -> Names:
