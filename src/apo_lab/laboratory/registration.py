@@ -10,7 +10,6 @@ from apo_lab.editions.protocol import Protocol, World, protocol_text
 from apo_lightning.common.identity import sha256_of
 from apo_lightning.run.choices import composed
 
-PACKAGES = (".", "../apo_methods", "../apo_report")
 DECISION_VERSION = 1
 """Of the code that turns runs into verdicts: `editions.tuning`, `statistics` here and in `apo_report`. A change after
 which equal rows could have another verdict raises it."""
@@ -59,10 +58,10 @@ def task_sha256(world: World) -> str:
 
 
 def commit() -> str:
-    """The commit of the clone that this is in, with "+" where a file of `PACKAGES` was changed; empty without one."""
-    root = resources.files("apo_lab")
-    found = _git("rev-parse", "HEAD", root=str(root))
-    return found[:12] + ("+" if found and _git("status", "--porcelain", "--", *PACKAGES, root=str(root)) else "")
+    """The commit of the clone that this is in, with "+" where a file of `packages` was changed; empty without one."""
+    root, packages = str(resources.files("apo_lab")), (".", "../apo_methods", "../apo_report")
+    found = _git("rev-parse", "HEAD", root=root)
+    return found[:12] + ("+" if found and _git("status", "--porcelain", "--", *packages, root=root) else "")
 
 
 def _git(*words: str, root: str) -> str:
