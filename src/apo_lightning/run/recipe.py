@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cached_property
 from typing import Any, cast
 
@@ -25,13 +25,13 @@ from apo_lightning.data.prompt_contract import check_prompts_of_model
 from apo_lightning.data.sources import ProblemSource
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
-from apo_lightning.losses.policy_loss import Importance
 from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import ReferenceSchedule
 from apo_lightning.model.spec import PolicySpec
 from apo_lightning.model.tokenizer import completion_ids
-from apo_lightning.parts.order import OF_ALGO
+from apo_lightning.parts.importance import corrected
+from apo_lightning.parts.order import keys_of_options
 from apo_lightning.rewards.trial import try_reward, weak_signal
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.run.devices import requested_devices
@@ -100,24 +100,13 @@ class Recipe:
 
     @cached_property
     def loss(self) -> PolicyLoss:
-        """`algo.loss`, with the correction that `importance` names."""
-        loss, mode, bounds = self.make("algo.loss"), self.cfg.importance, self.cfg.importance_bounds
-        if mode is None and bounds is None:
-            return loss
-        if self.cfg.old_logprobs == "rollout":
-            raise ConfigError(
-                f"importance is {mode} with old_logprobs=rollout: π_old is then the engine's, and every weight "
-                "π_old/π_rollout is 1; give old_logprobs=trainer, or importance=null"
-            )
-        return replace(loss, importance=Importance(mode, bounds))
+        """`algo.loss`, with the corrections that the settings name."""
+        return corrected(self.make("algo.loss"), self.cfg)
 
     @cached_property
     def options(self) -> Mapping[str, Any]:
-        """Options of the step by key: those of `OF_ALGO` and `algo.parts` that are on, `averaging`, `reference`."""
-        keys = [f"algo.{name}" for name in OF_ALGO if self.cfg.algo.get(name) is not None]
-        parts = self.cfg.algo.get("parts") or {}
-        keys += [f"algo.parts.{name}" for name, node in parts.items() if node is not None]
-        return {key: self.make(key) for key in (*keys, "averaging")} | {"reference": self.reference}
+        """Options of the step that are on, by key."""
+        return {key: self.make(key) for key in keys_of_options(self.cfg)} | {"reference": self.reference}
 
     @cached_property
     def callbacks(self) -> Mapping[str, Callback]:
@@ -131,7 +120,7 @@ class Recipe:
 
     @cached_property
     def needs(self) -> Needs:
-        """What loss, callbacks and options read, on tokens of the step or of their own probes."""
+        """What loss, callbacks and options read, on tokens of the step or of their own."""
         readers = (self.loss, *self.callbacks.values(), *self.options.values())
         return functools.reduce(Needs.__or__, (getattr(reader, "needs", Needs()) for reader in readers))
 
