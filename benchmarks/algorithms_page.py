@@ -15,7 +15,6 @@ from hydra.utils import get_class, instantiate
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
-from apo_lab.reporting.figures.canvas import encode, panels, styled
 from apo_lab.theory.figures import APO, GRPO, NSR, curves
 from apo_lab.theory.trajectories import TWO_VALID, course
 from apo_lightning.advantages import AdvantageEstimator
@@ -23,6 +22,7 @@ from apo_lightning.common.files import write_atomically
 from apo_lightning.losses import PolicyLoss
 from apo_lightning.run.choices import composed, config_folders, options_of
 from apo_lightning.types import Needs
+from apo_report.figures.canvas import encode, panels, styled
 
 STEPS, GROUP_SIZE, RATE, RUNS = 100, 8, 0.2, 48
 TOKENS = TWO_VALID.ref.shape[1]

@@ -23,7 +23,9 @@ from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 FRAMEWORK = "src/apo_lightning"
-PACKAGES = (FRAMEWORK, "src/apo_plan", "src/math_answers", "src/apo_lab", "src", "tests")
+PACKAGES = (
+    FRAMEWORK, "src/apo_plan", "src/math_answers", "src/apo_methods", "src/apo_report", "src/apo_lab", "src", "tests",
+)  # fmt: skip
 OPTIONS = {
     "critic": "critic",
     "dynamic sampling": "dynamic.?sampling",

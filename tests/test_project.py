@@ -37,6 +37,14 @@ OPTIONS = sorted(
 )
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
+PACKAGES = {
+    "framework": "apo_lightning",
+    "methods": "apo_methods",
+    "report": "apo_report",
+    "lab": "apo_lab",
+    "plan": "apo_plan",
+}
+"""Folder of tests → the package that they test."""
 FOLDERS = ("src", "tests", "docs", "configs", "benchmarks", "examples", "scripts")
 FILES = [*ROOT.glob("*.*"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.*"))]
 HYDRA_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
@@ -73,7 +81,7 @@ def key_mismatches(node: dict) -> list[str]:
     problems = []
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         problems += [f"{target} has no parameter {key!r}" for key in sorted(keys - set(named))]
-    if target.startswith(("apo_lightning.", "apo_lab.", "apo_plan.")):
+    if target.startswith(tuple(f"{package}." for package in PACKAGES.values())):
         left_to_caller = {n for n, p in named.items() if node.get("_partial_") and p.default is p.empty}
         missing = set(named) - keys - left_to_caller - SET_BY_THE_RUN
         problems += [f"{target}: {name!r} is not listed" for name in sorted(missing)]
@@ -86,7 +94,7 @@ def test_yaml_keys_equal_the_constructors_parameters(option):
     assert [f"{where}: {p}" for where, node in nodes(config) for p in key_mismatches(node)] == []
 
 
-@pytest.mark.parametrize(("part", "name"), [("framework", "apo_lightning"), ("lab", "apo_lab"), ("plan", "apo_plan")])
+@pytest.mark.parametrize(("part", "name"), PACKAGES.items())
 def test_a_test_lies_in_the_folder_of_what_it_tests(part, name):
     package, folder = ROOT / "src" / name, ROOT / "tests" / part
     tests = [path.relative_to(folder) for path in folder.rglob("test_*.py")]
@@ -284,7 +292,7 @@ def test_the_wheel_holds_every_file_of_src_and_nothing_else(tmp_path):
     with zipfile.ZipFile(built(tmp_path, "wheel")) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert names == files_of_src()
-    assert {"apo_lightning/py.typed", "apo_lab/py.typed", "apo_lightning/configs/train.yaml"} <= names
+    assert {*(f"{package}/py.typed" for package in PACKAGES.values()), "apo_lightning/configs/train.yaml"} <= names
 
 
 def test_the_sdist_holds_src_and_no_tests(tmp_path):

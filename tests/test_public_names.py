@@ -1,4 +1,4 @@
-"""The laboratory uses the framework's public names only: those of the table in `docs/extending.md`."""
+"""Methods, reports and laboratory use the framework's public names only: those of the table in `docs/extending.md`."""
 
 import ast
 import importlib
@@ -7,14 +7,15 @@ from collections import defaultdict
 
 from composing import ROOT
 
+RESEARCH = ("apo_methods", "apo_report", "apo_lab")
 PAGE = ROOT / "docs" / "extending.md"
 ROW = re.compile(r"^\| `(apo_lightning[\w.]*)` \| (`.+`) \| (.+) \|$", re.MULTILINE)
 
 
 def imported() -> dict[str, set[str]]:
-    """Module of the framework → the names that `apo_lab` imports from it."""
+    """Module of the framework → the names that our packages of research import from it."""
     found = defaultdict(set)
-    for path in sorted((ROOT / "src" / "apo_lab").rglob("*.py")):
+    for path in sorted(path for name in RESEARCH for path in (ROOT / "src" / name).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "apo_lightning":
                 found[node.module] |= {alias.name for alias in node.names}
@@ -39,7 +40,7 @@ def expected_rows() -> str:
     )
 
 
-def test_the_laboratory_imports_the_names_of_the_table_and_no_others():
+def test_research_imports_the_names_of_the_table_and_no_others():
     table = {module: names for module, (names, _) in documented().items()}
     assert table == imported(), f"the table of {PAGE.name} should read:\n{expected_rows()}"
 

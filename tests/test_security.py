@@ -15,8 +15,6 @@ import yaml
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from apo_lab.reporting.names import slug
-from apo_lab.reporting.runs import read_runs
 from apo_lightning.checkpoints.contents import SHARED
 from apo_lightning.checkpoints.folder import MANIFEST
 from apo_lightning.common.files import write_atomically
@@ -29,6 +27,8 @@ from apo_lightning.run.choices import composed, options_of, targets_of
 from apo_lightning.run.evaluating import evaluate
 from apo_lightning.run.trained import TrainedRun, targets_in
 from apo_lightning.run.user_message import user_message
+from apo_report.names import slug
+from apo_report.runs import read_runs
 from composing import ROOT
 from running import train_tiny
 

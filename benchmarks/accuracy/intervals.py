@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from apo_lab.statistics.seeds import seed_difference_test, seed_mean_intervals
 from apo_lightning.metrics.functional import pass_at_k
 from apo_lightning.metrics.intervals import Interval, mean_intervals, paired_intervals
+from apo_report.statistics.seeds import seed_difference_test, seed_mean_intervals
 
 NUM_PROBLEMS = (30, 40, 272, 500)
 SAMPLES_AND_K = ((1, 1), (16, 1), (256, 16))

@@ -7,7 +7,7 @@ python -m benchmarks.laboratory --output FOLDER
 import argparse
 from pathlib import Path
 
-from apo_lab.reporting.page import Report, write_report
+from apo_report.page import Report, write_report
 from benchmarks.laboratory.figure import figure
 from benchmarks.laboratory.rows import LAB, STAGE, edition
 from benchmarks.laboratory.tables import tables

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 
 from apo_lab.editions.protocol import load_protocol
-from apo_lab.reporting.laboratory.levels import best_single_strategy
-from apo_lab.reporting.names import METHODS
+from apo_lab.reporting.levels import best_single_strategy
 from apo_lab.statistics.levels import at_levels
+from apo_report.names import METHODS
 from benchmarks.laboratory.rows import LAB
 
 SHARES = np.array([0.5, 0.7, 0.8, 0.85, 0.9, 0.93])

@@ -6,7 +6,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 
-from apo_lab.reporting.figures.canvas import (
+from apo_lab.reporting.reading import arm_name
+from apo_lab.statistics.levels import at_levels
+from apo_report.figures.canvas import (
     DOTTED,
     NamedFigure,
     draw_mean,
@@ -15,9 +17,7 @@ from apo_lab.reporting.figures.canvas import (
     styled,
     ticks_in_per_cent,
 )
-from apo_lab.reporting.laboratory.reading import arm_name
-from apo_lab.reporting.style import QUIET, styles_of
-from apo_lab.statistics.levels import at_levels
+from apo_report.style import QUIET, styles_of
 from benchmarks.laboratory.rows import best_single, curves
 from benchmarks.laboratory.tables import FOUR, SIX
 

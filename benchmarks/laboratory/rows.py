@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from apo_lab.editions.protocol import load_protocol
-from apo_lab.reporting.laboratory.levels import best_single_strategy
-from apo_lab.reporting.laboratory.reading import KEY, Edition, Frame, read_edition
-from apo_lab.reporting.records import Cell
-from apo_lab.reporting.tables.cells import EMPTY
+from apo_lab.reporting.levels import best_single_strategy
+from apo_lab.reporting.reading import KEY, Edition, Frame, read_edition
 from apo_lab.statistics.levels import at_levels
 from apo_lightning.evaluation.records import Estimate
+from apo_report.records import Cell
+from apo_report.tables.cells import EMPTY
 from benchmarks import ROOT
 
 LAB = ROOT / "docs" / "lab"

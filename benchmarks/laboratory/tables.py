@@ -6,14 +6,14 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from apo_lab.reporting.laboratory.comparisons import answered
-from apo_lab.reporting.laboratory.levels import EXPLORED
-from apo_lab.reporting.laboratory.reading import Frame, arm_name
-from apo_lab.reporting.records import Cell, Table, TableRow, left, right, row_of
-from apo_lab.reporting.tables.cells import EMPTY, p_cell, points_cell
-from apo_lab.statistics.multiplicity import holm
+from apo_lab.reporting.comparisons import answered
+from apo_lab.reporting.levels import EXPLORED
+from apo_lab.reporting.reading import Frame, arm_name
 from apo_lab.statistics.verdicts import MIN_SEEDS
 from apo_lightning.evaluation.records import Estimate
+from apo_report.records import Cell, Table, TableRow, left, right, row_of
+from apo_report.statistics.multiplicity import holm
+from apo_report.tables.cells import EMPTY, p_cell, points_cell
 from benchmarks.laboratory.rows import (
     LEVEL,
     at,

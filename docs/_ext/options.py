@@ -104,7 +104,7 @@ def parameters_of(target: str) -> dict[str, str]:
     >>> parameters_of("apo_lightning.losses.APO")["push_coef"]
     'λ > 0, on the ratio of the error itself.'
     """
-    if not target.startswith(("apo_lightning.", "apo_lab.", "apo_plan.")):
+    if not target.startswith(("apo_lightning.", "apo_methods.", "apo_report.", "apo_lab.", "apo_plan.")):
         return {}
     kind = get_object(target)
     found: dict[str, str] = {}

@@ -1,5 +1,1 @@
-"""Research with apo_lightning: the laboratory, theory, special diagnostics, ablation losses, the paper's tables.
-
-It registers as any other package would, through entry points and a Hydra search-path plugin, and imports the public
-names of the framework alone (docs/extending.md).
-"""
+"""The laboratory: puzzles, base models, editions and their pages, coverage, and the theory of the methods."""

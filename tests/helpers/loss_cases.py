@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 from hydra.utils import instantiate
 
-from apo_lab.losses.minibatch_tokens import MinibatchTokens
 from apo_lightning.losses.policy_loss import Importance
 from apo_lightning.types import Anchor, LossInputs, detached
+from apo_methods.losses.minibatch_tokens import MinibatchTokens
 from composing import composed, names
 from reference.token_losses import Token, log_softmax, top_k
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import floor
 
-from apo_lab.reporting.published import AVERAGE, NUM_SAMPLES, PublishedCell, published
+from apo_report.published import AVERAGE, NUM_SAMPLES, PublishedCell, published
 
 NUM_PROBLEMS = {"aime2024": 30, "aime2025": 30, "amc2023": 40, "math500": 500, "minerva_math": 272}
 """P, the number of problems, of each benchmark."""

@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from apo_lab.reporting.records import Measurement
 from apo_lightning.common.identity import sealed
 from apo_lightning.evaluation.records import DataCard, Estimate, EvaluationResult, ModelCard, ProblemCount
+from apo_report.records import Measurement
 from factories import sampling_settings
 
 

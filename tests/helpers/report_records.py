@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from apo_lab.coverage.records import CoverageResult
-from apo_lab.reporting.names import METHODS, MODELS
-from apo_lab.reporting.records import Cell, Covered, Evaluated, Measurement, RunCard, Table, TableRow, left, right
 from apo_lightning.evaluation.records import DataCard, Estimate, EvaluationResult, ModelCard, ProblemCount
+from apo_report.coverage import CoverageResult
+from apo_report.names import METHODS, MODELS
+from apo_report.records import Cell, Covered, Evaluated, Measurement, RunCard, Table, TableRow, left, right
 from factories import sampling_settings
 
 SHA = "3f9a" * 16

@@ -15,24 +15,11 @@ PRETRAIN = Command(
     work="apo_lab.pretraining.base_models:pretrain",
     config="pretrain",
 )
-REPORT = Command(
-    name="report",
-    summary="Tables and figures of runs and evaluations, on one page.",
-    work="apo_lab.commands.report:report",
-    config="report",
-)
 COVERAGE = Command(
     name="coverage",
     summary="Solutions in the top K tokens, or the answers a run lost.",
     work="apo_lab.commands.coverage:cover",
     config="coverage",
-)
-PAPER = Command(
-    name="paper",
-    summary="Run all cells of the paper's tables and figures.",
-    work="apo_lab.commands.paper:paper",
-    config="paper",
-    actions=("status", "run", "report"),
 )
 THEORY = Command(
     name="theory",

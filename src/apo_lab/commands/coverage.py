@@ -10,7 +10,6 @@ from omegaconf import DictConfig
 from apo_lab.coverage.entrance_records import EntranceResult, SampledEntranceResult, entrance_page, sampled_page
 from apo_lab.coverage.entrances import EntranceCoverage
 from apo_lab.coverage.oracle import OracleCoverage
-from apo_lab.coverage.records import CoverageResult, recall_table
 from apo_lab.coverage.sampled_entrances import ForcedSampler, SampledEntranceCoverage
 from apo_lab.diagnostics.listed_answers import held_out_prompts
 from apo_lab.puzzles import PuzzleSource
@@ -26,6 +25,7 @@ from apo_lightning.rollout.weight_sync import start_engine
 from apo_lightning.run.choices import typed_overrides
 from apo_lightning.run.evaluated_policy import EvaluatedPolicy, find_evaluated_policy
 from apo_lightning.run.trained import Stage, TrainedRun
+from apo_report.coverage import CoverageResult, recall_table
 
 
 def cover(cfg: DictConfig) -> CoverageResult | EntranceResult | SampledEntranceResult:

@@ -1,1 +1,1 @@
-"""Hydra configurations of the laboratory, appended to the search path by `hydra_plugins.apo_lab`."""
+"""Hydra configurations of the laboratory, appended to the search path by `hydra_plugins.apo_packages`."""

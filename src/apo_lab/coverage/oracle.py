@@ -11,7 +11,6 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from apo_lab.coverage.ratio import ratio_estimate
-from apo_lab.coverage.records import CoverageResult
 from apo_lightning.common.hashing import hash64
 from apo_lightning.common.identity import sha256_of
 from apo_lightning.common.ranges import Checked, Within
@@ -25,6 +24,7 @@ from apo_lightning.evaluation.scoring import microbatches, pack, sequence_of_eac
 from apo_lightning.model.fingerprint import versions
 from apo_lightning.model.packing import PackedSequences
 from apo_lightning.model.policy import Policy
+from apo_report.coverage import CoverageResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from apo_lab.editions.protocol import load_protocol
 from apo_lab.laboratory.registration import identity_of
 from apo_lab.laboratory.runs import show_progress, work_off
 from apo_lab.laboratory.verifying import verify_row
-from apo_lab.reporting.laboratory import laboratory_page
+from apo_lab.reporting import laboratory_page
 from apo_lightning.common.checks import check_table, require_none_differs
 from apo_lightning.common.console import say, show
 from apo_lightning.common.files import folder_locked

@@ -26,7 +26,7 @@ from apo_lab.statistics.paths import (
     locked_share,
     passage,
 )
-from apo_lightning.common.identity import sha256_of_file, sha256_of_plain
+from apo_lightning.common.identity import sha256_of, sha256_of_file
 
 K = 64
 """Samples of a problem."""
@@ -114,7 +114,9 @@ def config_sha256(cfg: DictConfig) -> str:
     for key in ("reference_path", "resume"):
         plain.pop(key, None)
     plain["reference"].pop("path", None)
-    return sha256_of_plain(plain)
+    # Published rows were hashed with the methods in `apo_lab`: under other names they would not verify.
+    text = json.dumps(plain, sort_keys=True, default=str).replace('"apo_methods.', '"apo_lab.')
+    return sha256_of([text.encode()])
 
 
 def _path(folder: Path, answers: Path, costs: pd.DataFrame) -> PolicyPath:

@@ -11,8 +11,8 @@ from apo_lightning.common.identity import sha256_of
 from apo_lightning.run.choices import composed
 
 DECISION_VERSION = 1
-"""Of the code that turns runs into verdicts: `editions.tuning` and `statistics`. A change after which equal rows could
-have another verdict raises it."""
+"""Of the code that turns runs into verdicts: `editions.tuning`, `statistics` here and in `apo_report`. A change after
+which equal rows could have another verdict raises it."""
 BEFORE_VERSIONS = {
     "a19b2a5282a97f03": "595580b7a16cb8ab",  # full
     "559fbd086edf2e2f": "a594985e6f971c99",  # longer
@@ -58,10 +58,10 @@ def task_sha256(world: World) -> str:
 
 
 def commit() -> str:
-    """The commit of the clone that the package is in, with "+" where a file of it was changed; empty outside of one."""
-    root = resources.files("apo_lab")
-    found = _git("rev-parse", "HEAD", root=str(root))
-    return found[:12] + ("+" if found and _git("status", "--porcelain", "--", ".", root=str(root)) else "")
+    """The commit of the clone that this is in, with "+" where a file of `packages` was changed; empty without one."""
+    root, packages = str(resources.files("apo_lab")), (".", "../apo_methods", "../apo_report")
+    found = _git("rev-parse", "HEAD", root=root)
+    return found[:12] + ("+" if found and _git("status", "--porcelain", "--", *packages, root=root) else "")
 
 
 def _git(*words: str, root: str) -> str:

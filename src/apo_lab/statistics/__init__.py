@@ -1,1 +1,1 @@
-"""Statistics of the diagnostics, of comparisons between runs and of exact pass@k."""
+"""Statistics of exact pass@k and of entrances, and the verdicts of an edition."""

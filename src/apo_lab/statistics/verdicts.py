@@ -10,10 +10,10 @@ from jaxtyping import Float
 from scipy.special import expit
 from torch import Tensor
 
-from apo_lab.statistics.multiplicity import holm
-from apo_lab.statistics.seeds import SeedEstimate, estimates, residual_variance, variance_of_mean
 from apo_lightning.errors import ConfigError
 from apo_lightning.metrics.intervals import Interval
+from apo_report.statistics.multiplicity import holm
+from apo_report.statistics.seeds import SeedEstimate, estimates, residual_variance, variance_of_mean
 
 EPSILON = 1e-4
 """Values are clamped to [ε, 1 − ε] before the logit, so that 0 and 1 are ∓9.2."""

@@ -40,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _draw(folder: Path) -> None:
     # Imported here, so that checking statements does not need matplotlib.
-    from apo_lab.reporting.figures.canvas import NamedFigure, save
     from apo_lab.theory.figures import FIGURES
+    from apo_report.figures.canvas import NamedFigure, save
 
     for name, draw in FIGURES.items():
         save(NamedFigure(name, title="", caption="", figure=draw()), folder)

@@ -9,9 +9,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter
 from torch import Tensor
 
-from apo_lab.reporting.figures.canvas import panels, styled
-from apo_lab.reporting.names import METHODS
-from apo_lab.reporting.style import HAIRLINE, INK, KNOWN, QUIET
 from apo_lab.theory.expectations import GROUP, expected_force
 from apo_lab.theory.forces import token_forces
 from apo_lab.theory.problems import bandit, dist
@@ -19,6 +16,9 @@ from apo_lab.theory.trajectories import NEUTRAL, TWO_VALID, VISITS, course, firs
 from apo_lightning import losses
 from apo_lightning.advantages import AdvantageEstimator, SignedReward
 from apo_lightning.losses import GRPOKL, PolicyLoss
+from apo_report.figures.canvas import panels, styled
+from apo_report.names import METHODS
+from apo_report.style import HAIRLINE, INK, KNOWN, QUIET
 
 GRPO, NSR, KL, APO, NAIVE = (KNOWN[METHODS[algo]] for algo in ("grpo", "nsr", "grpo_kl", "apo", "apo_naive"))
 """Styles of the methods that the figures compare."""

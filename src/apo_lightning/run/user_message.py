@@ -29,7 +29,7 @@ REMEDIES = dict.fromkeys(NO_SPACE, "make room") | dict.fromkeys(
 )
 LOST_PEER = ("gloo/transport", "Connection closed by peer", "ncclRemoteError")
 """What torch says of a collective whose other end is gone."""
-OURS = [Path(__file__).resolve().parents[2] / name for name in ("apo_lightning", "apo_lab", "apo_plan")]
+OURS = [Path(__file__).resolve().parents[2] / f"apo_{end}" for end in ("lightning", "methods", "report", "lab", "plan")]
 LIBRARIES = {Path(path) for path in (*sysconfig.get_paths().values(), *site.getsitepackages())} - {Path(sys.prefix)}
 OWN = {
     "model": "an option of model= has the settings, and the weights are given apart: model=llama3b model.path={} "

@@ -40,7 +40,7 @@ DIAGNOSTICS = {
     "reachability": "Reachability",
 }
 WATCHED = (
-    *(f"+callbacks.{name}._target_=apo_lab.diagnostics.{kind}" for name, kind in DIAGNOSTICS.items()),
+    *(f"+callbacks.{name}._target_=apo_methods.diagnostics.{kind}" for name, kind in DIAGNOSTICS.items()),
     # One completion of either kind: one of the two ranks has none of it to run.
     *("+callbacks.squeezing_monitor.num_completions=1", "+callbacks.squeezing_monitor.every_n_steps=2"),
     # Not at the first step: there the reference is to run first on what the update must get a gradient for.

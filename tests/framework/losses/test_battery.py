@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from apo_lab.losses import CISPO, SAGE, ClipCov, CorrectOnlyKL, DroppedErrors, GridLoss, KLCov, LpReg
 from apo_lightning.losses import APO, GRPO, GRPOKL
 from apo_lightning.step.plan import token_weights
 from apo_lightning.step.settings import AGGREGATIONS
 from apo_lightning.types import TOKEN_SETS, token_mask
+from apo_methods.losses import CISPO, SAGE, ClipCov, CorrectOnlyKL, DroppedErrors, GridLoss, KLCov, LpReg
 from loss_cases import ALGORITHMS, Case, configured_loss, make_case, settings_of, value_and_gradient
 from reference.token_losses import loss_and_gradient
 

@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 
 from apo_lab.editions.protocol import load_protocol
-from apo_lab.reporting.laboratory import laboratory_page
-from apo_lab.reporting.laboratory.comparisons import answered
-from apo_lab.reporting.laboratory.figures import laboratory_figures
-from apo_lab.reporting.laboratory.levels import level_tables
-from apo_lab.reporting.laboratory.reading import ArmRuns, read_edition
-from apo_lab.reporting.laboratory.tables import (
+from apo_lab.reporting import laboratory_page
+from apo_lab.reporting.comparisons import answered
+from apo_lab.reporting.figures import laboratory_figures
+from apo_lab.reporting.levels import level_tables
+from apo_lab.reporting.reading import ArmRuns, read_edition
+from apo_lab.reporting.tables import (
     arms_table,
     long_run,
     long_table,
@@ -60,7 +60,7 @@ OURS = "a1"
 @pytest.fixture(autouse=True)
 def levels_between_evaluation_points_count(monkeypatch):
     """The simulated runs have twelve evaluation points; see `test_level_tables` for what is dense enough."""
-    monkeypatch.setattr("apo_lab.reporting.laboratory.levels.WIDEST_GAP", 1.0)
+    monkeypatch.setattr("apo_lab.reporting.levels.WIDEST_GAP", 1.0)
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 
 from apo_lab.editions.protocol import Stage, load_protocol
-from apo_lab.reporting.laboratory import levels
-from apo_lab.reporting.laboratory.figures import laboratory_figures, worlds_figure
-from apo_lab.reporting.laboratory.levels import (
+from apo_lab.reporting import levels
+from apo_lab.reporting.figures import laboratory_figures, worlds_figure
+from apo_lab.reporting.levels import (
     Group,
     differences_table,
     drawn_groups,
@@ -18,9 +18,9 @@ from apo_lab.reporting.laboratory.levels import (
     means_table,
     worlds_table,
 )
-from apo_lab.reporting.laboratory.reading import ArmRuns, Edition
-from apo_lab.reporting.laboratory.shortfall import shortfall_table
-from apo_lab.reporting.style import styles_of
+from apo_lab.reporting.reading import ArmRuns, Edition
+from apo_lab.reporting.shortfall import shortfall_table
+from apo_report.style import styles_of
 from composing import ROOT
 
 HAND = Stage(name="main", seeds={})

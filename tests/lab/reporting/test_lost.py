@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from apo_lab.editions.protocol import load_protocol
-from apo_lab.reporting.laboratory.comparisons import answered, prediction_outcome
-from apo_lab.reporting.laboratory.figures import laboratory_figures
-from apo_lab.reporting.laboratory.lost import PARTS, layers_tables, lost_tables
-from apo_lab.reporting.laboratory.reading import read_edition
+from apo_lab.reporting.comparisons import answered, prediction_outcome
+from apo_lab.reporting.figures import laboratory_figures
+from apo_lab.reporting.lost import PARTS, layers_tables, lost_tables
+from apo_lab.reporting.reading import read_edition
 from lab_tables import POINTS, write_tables
 
 BRANCHES = """
@@ -48,7 +48,7 @@ def edition(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def levels_between_evaluation_points_count(monkeypatch):
-    monkeypatch.setattr("apo_lab.reporting.laboratory.levels.WIDEST_GAP", 1.0)
+    monkeypatch.setattr("apo_lab.reporting.levels.WIDEST_GAP", 1.0)
 
 
 def test_a_share_is_compared_with_one_half_and_predictions_rest_on_it(edition):
@@ -91,7 +91,7 @@ def test_there_is_a_figure_of_the_parts_and_one_of_the_layers(edition):
 
 def test_a_part_is_compared_with_the_average_of_all_weights_at_its_own_pass1(edition, monkeypatch):
     weight = 1 - 6 / (POINTS - 1)
-    monkeypatch.setattr("apo_lab.reporting.laboratory.lost.SHOWN_WEIGHTS", (weight, 1.0))
+    monkeypatch.setattr("apo_lab.reporting.lost.SHOWN_WEIGHTS", (weight, 1.0))
     curves = edition.curves.copy()
     is_middle = curves.method == "grpo+average_middle"
     curves.loc[is_middle, "pass@64"] -= 0.01  # simulated parts lie on the path of averages of all weights

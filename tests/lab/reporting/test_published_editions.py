@@ -15,8 +15,8 @@ from apo_lab.editions.protocol import load_protocol
 from apo_lab.laboratory.jobs import progress
 from apo_lab.laboratory.published import RUN_COLUMNS
 from apo_lab.laboratory.registration import registration
-from apo_lab.reporting.laboratory import laboratory_report
-from apo_lab.reporting.page import markdown_page
+from apo_lab.reporting import laboratory_report
+from apo_report.page import markdown_page
 from benchmarks.laboratory.__main__ import report
 from composing import ROOT, composed
 

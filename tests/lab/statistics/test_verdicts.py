@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from apo_lab.statistics.seeds import seed_difference_test, seed_mean_intervals
 from apo_lab.statistics.verdicts import ArmScores, Outcome, compare, decide, mean_interval, pseudo_values
 from apo_lightning.errors import ConfigError
 from apo_lightning.metrics.intervals import Interval
+from apo_report.statistics.seeds import seed_difference_test, seed_mean_intervals
 
 BENCHMARK = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "accuracy" / "verdicts.py"))
 

@@ -5,7 +5,6 @@ import itertools
 import pytest
 import torch
 
-from apo_lab.losses import GridLoss
 from apo_lab.theory.expectations import expected_force
 from apo_lab.theory.forces import token_forces
 from apo_lab.theory.problems import Tree, bandit, dist, random_probs, seeded
@@ -14,6 +13,7 @@ from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, GRPO, GRPOKL
 from apo_lightning.losses.policy_loss import Importance
 from apo_lightning.types import AdvantageInputs
+from apo_methods.losses import GridLoss
 
 GROUPED = (GroupNormalized(), GroupNormalized(normalize_std=False))
 ESTIMATORS = [*GROUPED, SignedReward(), SignedReward(positive_weight=0.1)]

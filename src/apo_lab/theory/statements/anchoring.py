@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from apo_lab.losses import GridLoss
 from apo_lab.theory import closed_forms as form
 from apo_lab.theory.expectations import GROUP, POLICY_GRADIENT, expected_force, sampled_force
 from apo_lab.theory.forces import log_growth, pull_forces, token_forces
@@ -15,6 +14,7 @@ from apo_lab.theory.problems import bandit, constant, dist, random_probs, random
 from apo_lab.theory.statements.statement import Reading, Truth, above, below, equal, statement
 from apo_lab.theory.trajectories import flow, inner_steps
 from apo_lightning.losses import APO, GRPO, PolicyLoss
+from apo_methods.losses import GridLoss
 
 
 def cosine(one: Float[Tensor, "*tokens vocab"], other: Float[Tensor, "*tokens vocab"]) -> Float[Tensor, "*tokens"]:

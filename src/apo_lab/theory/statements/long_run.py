@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from apo_lab.losses import GridLoss
 from apo_lab.theory.expectations import GROUP, NSR, expected_force
 from apo_lab.theory.forces import log_growth
 from apo_lab.theory.problems import bandit, constant, dist
@@ -13,6 +12,7 @@ from apo_lab.theory.statements.statement import Reading, Truth, above, below, eq
 from apo_lab.theory.trajectories import NEUTRAL, TWO_VALID, VISITS, course, first_step
 from apo_lightning.advantages import AdvantageEstimator
 from apo_lightning.losses import APO, GRPO, GRPOKL
+from apo_methods.losses import GridLoss
 
 _METHODS = {
     "GRPO": (GRPO(), GROUP, (0.1750, 0.1750, -0.2615, 0.0, 0.0)),

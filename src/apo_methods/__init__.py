@@ -1,0 +1,1 @@
+"""Methods besides those of the framework: ablations of APO, rival losses and advantages, parts, diagnostics."""

@@ -1,0 +1,1 @@
+"""Statistics of training seeds, and of several comparisons at once."""
