@@ -262,6 +262,7 @@ SAME: dict[str, dict[str, list[str]]] = {
             r"\lceil n/9 + 1 \rceil - 1 - \lceil n/9 \rceil + \lfloor n/9\rfloor",
         ],
         r"\gcd(n, 16)": [r"\gcd(16, n)"],
+        r"\max\{n, 16\}": [r"\max(16, n)", r"\max{16, n}"],
         r"\log_3 9": ["2", r"\lceil \log_3 9 \rceil"],
         "|x-50|": ["|50-x|"],
         r"\ln(-x)": [r"\ln|x|"],  # wherever the gold is defined
