@@ -32,6 +32,8 @@ class Commands(Brackets):
             return Node("constant", ({"infty": "infinity"}.get(name, name),))
         if name == "imath":
             return Node("constant", ("i",))
+        if name in ("cdots", "ldots", "dots"):
+            return Node("ellipsis", ())  # without a value: the same in the same place alone
         if name in ("emptyset", "varnothing"):
             return Node("set", ())
         if name in GREEK and not (name == "zeta" and self.is_next("(")):

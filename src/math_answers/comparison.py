@@ -27,6 +27,8 @@ def same(gold: Node, answer: Node) -> bool:
         return _same_words(gold, answer)
     if gold.head == "tuple" and answer.head == "call" and len(answer.args) > 2 and answer.args[0].isupper():
         answer = Node("tuple", answer.args[1:])  # P(8, -3)
+    if gold.head == "list" and answer.head == "interval" and answer.args[0] == "[]":
+        answer = Node("tuple", answer.args[1:])  # no interval beside a list
     if "choice" in (gold.head, answer.head):
         return _same_choice(gold, answer)
     names = common_name(gold), common_name(answer)
@@ -322,12 +324,8 @@ def _same_congruence(gold: Node, answer: Node) -> bool:
 
 def _same_ratio(gold: Node, answer: Node) -> bool:
     def parts(node: Node) -> tuple[Node, ...] | None:
-        if node.head == "clock":
-            return (
-                (number(node.args[0]), number(int(node.args[1])))
-                if not node.args[2] and len(node.args[1]) == 2
-                else None
-            )
+        if node.head == "clock" and not node.args[2] and len(node.args[1]) == 2:
+            return number(node.args[0]), number(int(node.args[1]))
         return node.args if node.head == "ratio" else None
 
     one, other = parts(gold), parts(answer)

@@ -202,14 +202,10 @@ class Reader(Commands):
             self.next.kind == "word" and self.next.text in ("USD", "EUR", "GBP", "US")
         ):
             self.take()
-        if (
-            self.next.kind == "word"
-            and not self.next.upright
-            and self.next.text in UNITS
-            and len(self.next.text) <= 3
-            and self.peek() is not END
-        ):
+        if self.peek() is not END:
             self.split_unit(is_due=True)
+        if self.next.kind == "letter" and self.peek().kind == "word" and self.peek().text in ("is", "are"):
+            return self.words()
         if self.next.kind == "word" and self.next.text.lower() not in NUMERALS:
             return self.words()
         if self.next.kind == "number" and self.peek().kind == "word" and self.peek().text.lower() in _MONTHS:
@@ -290,10 +286,8 @@ class Reader(Commands):
         """The quantity; 2 hours and 30 minutes is 150 minutes."""
         ahead = int(self.next.kind == "word" and self.next.text == "and")
         part, smaller = self.peek(ahead), self.peek(ahead + 1).text
-        sizes = [
-            (table.get(unit.removesuffix("s"), 0), table.get(smaller.removesuffix("s"), 0)) for table in SIZES_OF_UNITS
-        ]
-        large, small = max(sizes)
+        words = (unit.removesuffix("s") or "s", smaller.removesuffix("s") or "s")
+        large, small = max(tuple(table.get(word, 0) for word in words) for table in SIZES_OF_UNITS)
         if part.kind != "number" or large <= small or not small:
             return Node("quantity", (value, unit))
         self.at += ahead + 2

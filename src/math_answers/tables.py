@@ -49,7 +49,8 @@ UNITS = _with_plurals(
     sun tesla ton tonne tons uA uC uF ug uH uJ uL um unit us USD uV uW volt watt week Wh yard yd year yen yuan"""
 )
 SIZES_OF_UNITS = (
-    {"week": 604800, "day": 86400, "hour": 3600, "hr": 3600, "minute": 60, "min": 60, "second": 1, "sec": 1},
+    {"week": 604800, "day": 86400, "hour": 3600, "hr": 3600, "h": 3600}
+    | {"minute": 60, "min": 60, "second": 1, "sec": 1, "s": 1},
     {"yard": 36, "yd": 36, "foot": 12, "feet": 12, "ft": 12, "inch": 1, "inche": 1, "in": 1},
     {"pound": 16, "lb": 16, "ounce": 1, "oz": 1},
 )
@@ -95,7 +96,7 @@ PARTS = {
 WORDS = _list(
     """all always april august black blue both circle convergent converges december decreasing defined divergent
     diverges does down each east ellipse even exist false february friday green hyperbola impossible increasing
-    infinite infinity january july june left line many march may monday more negative neither never no none north
+    infinite infinity is are january july june left line many march may monday more negative neither never no none north
     not november numbers october odd only parabola parallel perpendicular point positive possible real red right
     saturday september solution solutions some sometimes south sunday thursday true tuesday undefined up wednesday
     west white yellow yes"""

@@ -54,12 +54,13 @@ _RULES = tuple(
         (r"^(?:Matrix|(?:np\.)?array)\((\[\[.*\]\])\)$", r"\1"),
         (r"(?<=[0-9])\s*(min|sec|deg)(?=\s*(?:$|[,;.)]))", r"\\text{ \1}"),
         (r"\b(?:np|math)\.(?=[a-z])", ""),
+        (r"\\(mathbf|boldsymbol|bm)\s*\{([A-Z])([A-Z])\}", r"\\\1{\2}\\\1{\3}"),
         # The label of a choice and its value.
         (r"^(?:\\text\s*\{\s*)?([A-J])[.)]\s*\}?\s+(?=\S)", r"(\1) "),
     )
 )
 _BOLD = r"\\(?:mathbf|boldsymbol|bm)\s*\{?\s*([A-Za-hl-z])(?![A-Za-z])\s*\}?"
-_PRODUCT_OF_VECTORS = re.compile(rf"{_BOLD}\s*\\(?:times|cdot)\s*{_BOLD}")
+_PRODUCT_OF_VECTORS = re.compile(rf"{_BOLD}(?:\^\s*(?:\w|\{{[^{{}}]*\}}))?\s*(?:\\(?:times|cdot)\b)?\s*{_BOLD}")
 _LETTER_X = re.compile(r"(?<=[0-9])\s*[xX]\s*(?=10\s*\^)")
 _ROOT = re.compile(r"√\s*(?:(\d+(?:\.\d+)?|[A-Za-z])|\(([^()]*)\))")
 

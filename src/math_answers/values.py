@@ -303,6 +303,8 @@ def _product(head: str, left: Any, right: Any) -> Any:
         if head == "cross":
             (a, b, c), (d, e, f) = left, right
             return [b * f - c * e, c * d - a * f, a * e - b * d]
+        if head == "multiply":
+            raise ValueError("a product of matrices, which need not commute")
         return mpmath.fsum(one * other for one, other in zip(left, right, strict=True))
     if isinstance(left, list) or isinstance(right, list):
         vector, factor = (left, right) if isinstance(left, list) else (right, left)

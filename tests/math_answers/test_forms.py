@@ -338,8 +338,16 @@ SAME: dict[str, dict[str, list[str]]] = {
     "two units in a row": {
         "2 hours 30 minutes": ["2 hr 30 min", r"2 \text{ hours and } 30 \text{ minutes}", "150 minutes"],
         "63": ["5 ft 3 in", "5 feet 3 inches"],
+        "150": [r"2\text{ h } 30\text{ min}", "2 h 30 min"],
+        "330": [r"5\text{ min } 30\text{ s}"],
         "93603": ["1 day 2 hours 3 seconds"],
         "3, 4": ["3 apples and 4 pears"],
+    },
+    "what is compared as it stands": {
+        r"n \text{ is even}": [r"\text{n is even}", "n is even"],
+        r"1+2+\cdots+n": [r"1 + 2 + \ldots + n"],
+        r"\mathbf{A}\mathbf{B}": [r"\mathbf A \mathbf B", r"\mathbf{AB}"],
+        "4, 2": ["[4, 2]"],
     },
     "columns, rows and transposes": {
         "(1,-2,3)": [r"\begin{pmatrix}1\\-2\\3\end{pmatrix}", "(1,-2,3)^T", r"\begin{pmatrix}1&-2&3\end{pmatrix}^{T}"],
@@ -421,7 +429,17 @@ DIFFERENT: dict[str, dict[str, list[str]]] = {
     "two units in a row": {
         "2 hours 30 minutes": ["2 hours 31 minutes", "2.5", "2", "2, 30"],
         "2": ["2 hours 30 minutes", "2 hours 30 apples"],
-        "30": ["2 hours 30 minutes"],
+        "30": ["2 hours 30 minutes", "2 h 30 min"],
+        "60h": ["2 h 30 min"],
+    },
+    "what is compared as it stands": {
+        r"n \text{ is even}": [r"n \text{ is odd}", r"m \text{ is even}", "n"],
+        "n": [r"n \text{ is even}"],
+        r"1+2+\cdots+n": ["1+2+n", r"1+3+\cdots+n", r"1+2+\cdots", r"\frac{n(n+1)}{2}"],
+        r"\mathbf{A}\mathbf{B}": [r"\mathbf{B}\mathbf{A}", r"\mathbf{BA}", r"\mathbf{A}\cdot\mathbf{B}"],
+        r"\mathbf{A}^{-1}\mathbf{B}": [r"\mathbf{B}\mathbf{A}^{-1}", r"\mathbf{A}\mathbf{B}"],
+        "4, 2": ["[2, 4]", "(4, 2]", "[4, 2, 1]"],
+        "[4, 2]": ["4, 2", "[2, 4]"],
     },
     "columns, rows and transposes": {
         "(1,-2,3)": [r"\begin{pmatrix}1&-2&3\end{pmatrix}"],

@@ -19,6 +19,7 @@ OWN_COLUMNS = ("prompt", "completion", "completion_ids")
 HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 """A surrogate without its other half, which JSON can escape and no file or tokenizer takes."""
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
+_LIST = re.compile(r"\[([^][]*)\]")
 DAPO_PREFIX = (
     "Solve the following math problem step by step. The last line of your response should be of the form "
     "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
@@ -56,11 +57,13 @@ class RecordLayout:
         answer_column: None: the first of `answer`, `target`, `reward_model.ground_truth`. A dot goes into a nested
             record. In a worked solution in GSM8K's style the answer follows the last `####`.
         answer_is_boxed: the column has a worked solution in MATH's style: the answer is its last `\boxed{…}`.
+        answer_is_list: an answer `[4, 2]` is the list `4, 2`, as in TheoremQA, and not an interval.
     """
 
     problem_column: str | None = None
     answer_column: str | None = None
     answer_is_boxed: bool = False
+    answer_is_list: bool = False
 
 
 def row_from_record(record: object, layout: RecordLayout, *, where: str, default_id: str) -> Row:
@@ -82,7 +85,12 @@ def row_from_record(record: object, layout: RecordLayout, *, where: str, default
     answer_columns = (layout.answer_column,) if layout.answer_column else ANSWER_COLUMNS
 
     system, problem = _conversation(_first(record, problem_columns, "problem", where), where)
-    answer = _text(_first(record, answer_columns, "answer", where), "answer", where)
+    value = _first(record, answer_columns, "answer", where)
+    if layout.answer_is_list and isinstance(value, list):
+        value = ", ".join(_text(part, "part of an answer", where) for part in value)
+    answer = _text(value, "answer", where)
+    if layout.answer_is_list and (match := _LIST.fullmatch(answer)):
+        answer = match[1].strip()
     for what, text in (("problem", problem), ("answer", answer)):
         if not text:
             raise ConfigError(f"{where} has an empty {what}: fill it in or remove the row")
@@ -115,7 +123,7 @@ def layout_of_file(record: object, own: RecordLayout | None) -> RecordLayout:
         return RecordLayout()
     has_answer = any(_value(record, name) is not None for name in ANSWER_COLUMNS)
     is_copy = own.problem_column is None or _value(record, own.problem_column) is not None
-    return own if is_copy and not has_answer else RecordLayout()
+    return own if is_copy and not has_answer else RecordLayout(answer_is_list=own.answer_is_list)
 
 
 def require_unique_ids(rows: Sequence[Row], where: str) -> None:

@@ -184,6 +184,15 @@ def test_configurations_of_a_hub_data_set_are_merged(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("answer", ["[4, 2]", [4, 2.0], ["4", "2"]])
+def test_lists_are_lists_in_a_data_set_that_says_so(tmp_path, answer):
+    (tmp_path / "own.jsonl").write_text(json.dumps({"problem": "Which?", "answer": answer}))
+    rows = ProblemSet(path=str(tmp_path / "own.jsonl"), hub=HubDataset(hub_id="unused", answer_is_list=True)).rows(
+        "own"
+    )
+    assert [row.answer for row in rows] == ["4, 2"]
+
+
 def test_a_raw_dapo_folder_keeps_its_columns(tmp_path):
     record = {
         "data_source": "math_dapo",
