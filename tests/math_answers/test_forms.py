@@ -293,6 +293,10 @@ SAME: dict[str, dict[str, list[str]]] = {
         r"(-\infty,-1]\cup[4,\infty)": [r"(-\infty,-1]\cup\emptyset\cup[4,+\infty)"],
         r"\emptyset": [r"\emptyset\cup\emptyset"],
     },
+    "complements": {
+        r"(-\infty,2)\cup(2,\infty)": [r"\mathbb{R}\setminus\{2\}", r"x\ne2"],
+        r"(-\infty,3]": [r"\mathbb{R}\setminus(3,\infty)"],
+    },
     "residues": {r"x \equiv 3 \pmod{7}": [r"x \equiv -4 \pmod{7}", r"x \equiv 10 \pmod 7"]},
     "words that say nothing": {
         r"\text{III}": [r"\text{Quadrant III}"],
