@@ -37,6 +37,8 @@ OPTIONS = sorted(
 )
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
+FOLDERS = ("src", "tests", "docs", "configs", "benchmarks", "examples", "scripts")
+FILES = [*ROOT.glob("*.*"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.*"))]
 HYDRA_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
 
 
@@ -334,3 +336,17 @@ def test_decisions_are_numbered_without_gaps():
 def test_every_relative_link_of_a_page_leads_to_a_file(page):
     links = re.findall(r"\]\((?!https?:|mailto:|#)([^)#\s]+)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_file_that_a_page_names_exists(page):
+    if page.name == "CHANGELOG.md":  # what was
+        return
+    named = re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|yaml|md|toml|sh|csv|json|ipynb))`", page.read_text())
+    own = {"mine.yaml", "config.yaml"}  # a user's, and that of a run's folder
+    absent = [name for name in named if Path(name).name not in own and not any(is_named(name, path) for path in FILES)]
+    assert absent == []
+
+
+def is_named(name, path):
+    return f"/{path.relative_to(ROOT).as_posix()}".endswith(f"/{name.removeprefix('./')}")

@@ -92,11 +92,11 @@ class Verdict:
     extracted: str | None = None
     """The answer found in the completion; None where none was found."""
     rewards: Mapping[str, float | None] = field(default_factory=dict, repr=False, hash=False)
-    """Of several reward functions: name → reward before its weight; None where it does not apply."""
+    """With several reward functions: name → reward before its weight; None where it does not apply."""
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     """What a reward function adds to the rollout file, by column: text, numbers, booleans or None."""
     reason: str | None = field(default=None, repr=False, hash=False)
-    """Of an `error`: what failed, with file and line; None where it is not known."""
+    """What failed, with file and line, where the status is `error`; None where it is not known."""
     is_scored: bool = field(default=True, repr=False)
     """False: no reward applies. The completion is left out of its group's mean and std, and its advantage is 0."""
 
@@ -125,7 +125,7 @@ class SamplingRounds:
     num_tokens: int
     """Response tokens that were sampled."""
     num_trained_tokens: int
-    """Of these, tokens of the mixed groups that were selected."""
+    """Those of `num_tokens` in mixed groups that were selected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +235,7 @@ class AdvantageInputs:
     lengths: Int[Tensor, "prompts group"]
     """Response tokens of each completion."""
     step: int = 1
-    """Of the run; 1 for the first."""
+    """The step of the run, from 1."""
     truncated: Bool[Tensor, "prompts group"] | None = None
     """True where the completion was cut at its length limit."""
     mean_logprobs: Float[Tensor, "prompts group"] | None = None
@@ -367,14 +367,16 @@ class Needs:
     """The smallest of `TOKEN_SETS` outside of which it has no gradient; None: of a loss, it may have one anywhere, and
     of a part, it has none. The update runs no completion without such a token; its tokens stay in every denominator."""
     reference_on: str | None = None
-    """Of a loss: the one of `TOKEN_SETS` on which it reads the reference; None: all. On the other tokens `ref_logprobs`
+    """The one of `TOKEN_SETS` on which a loss reads the reference; None: all. On the other tokens `ref_logprobs`
     and `full_kl` are 0 and anchors are absent."""
     completions: bool = False
-    """Of a loss: it has `completion_columns`, which see whole completions. Costs one more forward of the head."""
+    """Whether a loss has `completion_columns`, which see whole completions. Costs one more forward of the head."""
     columns: frozenset[str] = frozenset()
-    """Of a loss: columns of tokens that a part must give."""
+    """Columns of tokens that a loss reads, and a part must give."""
     binary_rewards: bool = False
-    """Of an advantage: rewards of 0 and 1 alone."""
+    """Whether an estimator is defined for rewards of 0 and 1 alone."""
+    answers: bool = False
+    """Whether an estimator reads the answers that completions state, `Verdict.extracted`."""
 
     @property
     def reference_statistics(self) -> bool:

@@ -29,7 +29,7 @@ FEWEST_DIGITS = 60
 DIGITS_A_MAGNITUDE = 2.2
 """More digits for each power of ten that values have on the way: terms that differ so much are still told apart."""
 _KINDS = ("vector", "integer", "rounded", "small", "kinked", "symbol")
-"""Of a symbol that occurs in several ways the first decides at which values it is compared."""
+"""Kinds of symbols. Where one occurs in several ways, the first decides at which values it is compared."""
 
 
 def same_value(gold: Node, answer: Node) -> bool:

@@ -54,7 +54,7 @@ _PLAIN_NAMES = tables.FUNCTIONS | {"mod"} | tables.GREEK - {"xi", "eta", "nu", "
 
 
 MOST_TOKENS = 800
-"""Of an answer that is read: the longest gold of the common benchmarks has 150."""
+"""The longest answer that is read; the longest gold of the common benchmarks has 150."""
 
 
 def tokens(text: str) -> list[Token]:

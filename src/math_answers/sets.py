@@ -140,7 +140,7 @@ def _of_relation(node: Node) -> list[Piece] | None:
 
 
 def _inequality(operator: str, left: Node, right: Node) -> list[Piece] | None:
-    """Of a linear expression of one symbol, or of the absolute value of one, and a constant."""
+    """The solutions, where one side is linear in one symbol, or its absolute value, and the other a constant."""
     if _has_name(right):
         left, right = right, left
         operator = operator.translate(_TURNED)

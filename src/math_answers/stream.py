@@ -8,7 +8,7 @@ from math_answers.nodes import Node, UnreadError, number
 MIN_SIGNIFICANT_DIGITS = 6
 """A decimal with at least so many digits is also what rounds to it."""
 MOST_DEPTH = 40
-"""Of brackets, and of roots and fractions in one another."""
+"""The deepest nesting of brackets, roots and fractions that is read."""
 END = Token("end", "")
 
 

@@ -15,12 +15,12 @@ import mpmath
 from math_answers.nodes import Node, TooLargeError, number
 
 MOST_DIGITS = 20_000
-"""Of a number that is computed exactly."""
+"""The longest number that is computed exactly."""
 MOST_PRECISION = 3_000
 """Digits at which values are compared; one that needs more is not computed."""
 MOST_TERMS = 1_000
 MOST_INNER_TERMS = 30
-"""Of a sum in a sum."""
+"""The longest sum inside of a sum."""
 MOST_WORK = 400_000
 """Operations at one point, times the digits that they are computed to."""
 INTEGER_CALLS = frozenset(["factorial", "double factorial", "binomial", "gcd", "lcm", "sum", "prod", "mod"])
@@ -361,7 +361,7 @@ STEPPED = ("integer", "rounded", "kinked")
 """Kinds of symbols whose expressions change suddenly."""
 NUM_POINTS = 10
 MOST_POINTS, MOST_CONSTANT = 600, 10**30
-"""Of `points_of_change`, and of the constants that they follow."""
+"""The most `points_of_change`, and the largest constant that they follow."""
 _INTEGERS = (6, 10, 15, 4, 9, 12, 8, 14, 5, 7)
 
 

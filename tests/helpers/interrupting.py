@@ -37,7 +37,8 @@ def breaks_at_once(completions, **kwargs):
 
 
 def huge(completions, **kwargs):
-    return [1e300 * (index % 2) for index in range(len(completions))]
+    many = len(completions) > 3  # not in the trial, which would refuse it
+    return [1e300 * (index % 2) if many else 0.0 for index in range(len(completions))]
 
 
 CALLS = []

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from apo_lightning.advantages.estimator import Wrapper
 from apo_lightning.common.ranges import Checked, OneOf, Within
-from apo_lightning.types import AdvantageInputs, Advantages
+from apo_lightning.types import AdvantageInputs, Advantages, Needs
 
 SCALED = ("reward", "advantage")
 
@@ -52,6 +52,11 @@ class InverseFrequency(Checked, Wrapper):
 
     alpha: Annotated[float | int, Within("[0, inf)", "such as 1")] = 1.0
     scaled: Annotated[str, OneOf(SCALED)] = "reward"
+
+    @property
+    def needs(self) -> Needs:
+        """The estimator's, and answers."""
+        return super().needs | Needs(answers=self.alpha > 0)
 
     @property
     def punishes_correct(self) -> bool:

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from apo_lightning.common.ranges import Checked, Within
-from apo_lightning.types import AdvantageInputs
+from apo_lightning.types import AdvantageInputs, Needs
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class RepeatedAnswers(Checked):
 
     coef: Annotated[float | int, Within("[0, inf)", "such as 0.1")]
 
+    needs: ClassVar[Needs] = Needs(answers=True)
     punishes_correct: ClassVar[bool] = True
 
     def __call__(

@@ -16,7 +16,7 @@ from apo_lightning.distributed.gathering import from_all_ranks, in_rollout_order
 from apo_lightning.types import StepOutput
 
 COLUMNS, NUM_ROWS = ("prompt", "completion", "reward", "advantage", "status"), 8
-"""Of a table."""
+"""What a logged table of completions shows."""
 OF_SCORED = ("mean_entropy", "mean_max_prob", "mean_logprob")
 
 

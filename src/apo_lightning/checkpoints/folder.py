@@ -25,7 +25,7 @@ from apo_lightning.distributed.gathering import from_all_ranks
 from apo_lightning.errors import ConfigError
 
 VERSION = 5
-"""Of the format of checkpoints; no other is read."""
+"""The version of the format of checkpoints; no other is read."""
 MANIFEST = "checkpoint.json"
 TENSORS = "tensors"
 """The folder of the large tensors."""

@@ -11,7 +11,7 @@ from apo_lightning.common.identity import FORMAT, Files, Identity, difference_fr
 from apo_lightning.errors import ConfigError
 
 VERSION = 1
-"""Of the format of both records."""
+"""The version of the format of both records."""
 OF_RUN, OF_EXPORT = "identity.json", "origin.json"
 """The record in a run's folder, and in each of `EXPORTS`."""
 OF_COPY = (".gitattributes", ".git/**/*", ".cache/**/*")

@@ -20,7 +20,7 @@ from apo_lightning.data.rows import (
 from apo_lightning.errors import ConfigError, in_brief
 
 ROWS_PER_BATCH = 256
-"""Of a parquet file. A compressed cell can become thousands of copies of itself, so few rows are decoded at once."""
+"""Rows of a parquet file decoded at once: few, since a compressed cell can become thousands of copies of itself."""
 
 
 @dataclass(frozen=True, kw_only=True)

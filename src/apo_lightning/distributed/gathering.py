@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from apo_lightning.common.process_group import num_processes
 
 Item = TypeVar("Item")
-Part = TypeVar("Part")
 
 
 class Ranks:
@@ -74,13 +73,13 @@ class Ranks:
         return tensor
 
 
-def from_all_ranks(part: Part) -> list[Part]:
-    """Return every rank's part, in rank order, on every rank; collective. A single process gets its own part."""
+def from_all_ranks(item: Item) -> list[Item]:
+    """Return every rank's item, in rank order, on every rank; collective. A single process gets its own."""
     if num_processes() == 1:
-        return [part]
-    parts: list[Any] = [None] * num_processes()
-    torch.distributed.all_gather_object(parts, part)
-    return parts
+        return [item]
+    items: list[Any] = [None] * num_processes()
+    torch.distributed.all_gather_object(items, item)
+    return items
 
 
 def in_rollout_order(parts: Sequence[Sequence[Item]], group_size: int) -> list[Item]:

@@ -78,7 +78,7 @@ def shard(policies: Sequence[Policy], trainer: pl.Trainer) -> None:
         _make_units(policy, strategy)
         policy.to_empty(device=strategy.root_device)
         _fill(policy.model, strategy.whole_weights, strategy.root_device)
-        policy.reset_value_head()
+        policy.reset_attached()
     strategy.whole_weights = {}
 
 

@@ -157,7 +157,7 @@ class EvaluationResult:
     notes: Mapping[str, str] = field(default_factory=dict)
     """Choices in how a metric was computed: the tokenizer of Self-BLEU, the encoder of the similarity."""
     samples_sha256: str | None = None
-    """Of the file of samples; None: an earlier version."""
+    """Hash of the file of samples; None: an earlier version wrote none."""
     schema: int = SCHEMA_VERSION
 
     @property

@@ -17,7 +17,7 @@ from apo_lightning.types import Prompt
 
 SAMPLES, IDENTITY = "samples.jsonl", "evaluation.json"
 VERSION = 2
-"""Of the format of both files."""
+"""The version of the format of both files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

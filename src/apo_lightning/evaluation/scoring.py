@@ -19,7 +19,7 @@ from apo_lightning.types import GenerationRequest, Prompt
 POLICY_MEANS = ("entropy", "max_prob")
 SUPPORT_MEANS = ("support_coverage", "outside_support")
 NUM_PROMPTS, NUM_TOKENS = 4, 16
-"""Of the completions that `check_engine` samples."""
+"""How many prompts `check_engine` samples, and of how many tokens."""
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from apo_lightning.common.identity import sha256_of, sha256_of_plain
 from apo_lightning.model.lora import merged_parameters, whole
+from apo_lightning.model.policy import Policy
 
 NO_FUNCTION = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
 """Keys of `config.json` that a model's log-probs do not depend on, with float32 weights."""
@@ -21,7 +22,7 @@ NO_FUNCTION = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", 
 def weights_sha256(model: nn.Module) -> str:
     """SHA-256 over name, dtype, shape and bytes of each parameter in order, with adapters merged as in an export.
 
-    A critic's head on the policy is left out, as in an export. All ranks must call it, since shards are gathered, and
+    What parts attach to a policy is left out, as in an export. All ranks must call it, since shards are gathered, and
     get the same hash.
 
     Example:
@@ -31,7 +32,8 @@ def weights_sha256(model: nn.Module) -> str:
         >>> weights_sha256(layer) == before
         False
     """
-    kept = (named for named in merged_parameters(model) if not named[0].startswith("value_head."))
+    prefix = "model." if isinstance(model, Policy) else ""
+    kept = (named for named in merged_parameters(model) if named[0].startswith(prefix))
     return sha256_of(part for name, parameter in kept for part in content(name, whole(parameter)))
 
 

@@ -47,7 +47,6 @@ class Policy(nn.Module):
         self.compute_dtype = compute_dtype
         self.stop_tokens = tuple(stop_tokens)
         self.compiles_layers = compiles_layers
-        self.value_head: nn.Linear | None = None
         self.is_rounded_when_frozen = True
         """False: a frozen copy keeps its matrices in float32, since they are averaged with others."""
 
@@ -58,17 +57,12 @@ class Policy(nn.Module):
         assert isinstance(weight, Tensor)
         return weight
 
-    def add_value_head(self) -> None:
-        """Attach a critic's head, which stays out of exported and synchronised weights: they are those of `model`."""
-        weight = self.head_weight
-        self.value_head = nn.Linear(weight.shape[1], 1, device=weight.device)
-        self.reset_value_head()
-
     @torch.no_grad()
-    def reset_value_head(self) -> None:
-        """Set the value head, if there is one, to zero."""
-        for parameter in () if self.value_head is None else self.value_head.parameters():
-            parameter.zero_()
+    def reset_attached(self) -> None:
+        """Set what parts have attached to zero: no weight of `model`, so none that is exported or synchronised."""
+        for name, parameter in self.named_parameters():
+            if not name.startswith("model."):
+                parameter.zero_()
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:

@@ -98,7 +98,9 @@ class Critic(Part):
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
         if self.is_separate and head is not None and head.weight is not embedding.weight:
             head.requires_grad_(False)  # it would have no gradient, for which DDP would wait
-        self.policy.add_value_head()
+        width = self.policy.head_weight.shape[1]
+        self.policy.value_head = nn.Linear(width, 1, device=self.policy.head_weight.device)
+        self.policy.reset_attached()
 
     @property
     def models(self) -> list[Policy]:
@@ -114,7 +116,7 @@ class Critic(Part):
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """The weights that the critic's optimizer trains, by name."""
         owner = self.policy if self.is_separate else self.policy.value_head
-        assert owner is not None
+        assert isinstance(owner, nn.Module)
         return {name: parameter for name, parameter in owner.named_parameters() if parameter.requires_grad}
 
     def configure(self) -> None:
@@ -139,7 +141,7 @@ class Critic(Part):
         if hidden is None or self.is_separate:
             hidden = self.policy.hidden_states(microbatch)
         head = self.policy.value_head
-        assert head is not None
+        assert isinstance(head, nn.Linear)
         with torch.autocast(hidden.device.type, enabled=False):
             return head(hidden.float()).squeeze(1)
 

@@ -193,7 +193,7 @@ def later_prompts(prompts: Sequence[Prompt], batch: Sequence[Prompt], seed: int,
 
 
 def _at_their_ranks(setup: Setup, chosen: Sequence[Rollouts | None]) -> list[Rollouts]:
-    """The groups of this rank's places in the batch, of which other ranks sampled those that are None; collective."""
+    """The groups of this rank's share of the batch. `None`: another rank sampled it. Collective."""
     rank, world_size = setup.ranks.rank, setup.ranks.world_size
     sent: list[list[tuple[int, Rollouts]]] = [[] for _ in range(world_size)]
     for place, group in enumerate(chosen):

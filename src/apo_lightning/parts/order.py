@@ -1,5 +1,8 @@
 """The parts of a run, in the order in which they act; what hangs on a step by a key of its own."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from apo_lightning.advantages import gae_of
 from apo_lightning.contracts import Recipe
 from apo_lightning.errors import ConfigError
@@ -13,6 +16,13 @@ from apo_lightning.step.part import Part
 
 OF_ALGO = ("dynamic_sampling", "critic")
 """Keys of `algo` for what the framework hangs on a step; `algo.parts` names those of others."""
+
+
+def keys_of_options(cfg: Mapping[str, Any]) -> list[str]:
+    """The keys of what a configuration hangs on a step, but for its reference."""
+    keys = [f"algo.{name}" for name in OF_ALGO if cfg["algo"].get(name) is not None]
+    parts = cfg["algo"].get("parts") or {}
+    return [*keys, *(f"algo.parts.{name}" for name, node in parts.items() if node is not None), "averaging"]
 
 
 def check_values_given(recipe: Recipe) -> None:

@@ -49,6 +49,9 @@ class CallableReward(ReadsSamples):
     It gets the arguments that its signature names, or all of them if it takes `**kwargs`. A coroutine function is run
     to its end. `environments` is refused: a prompt has one turn.
 
+    An entry may be a pair `(reward, answer)`: the answer that the function has judged, or None. Majority votes and
+    estimators that count equal answers read it.
+
     An entry None means that the function does not apply (`unparsed`): the completion is left out of its group's mean
     and std, with advantage 0, and stays in the denominators of the loss. A function that raises, or returns another
     number of rewards, or no list, makes every verdict of the call an `error`; an entry that is not a finite number
@@ -83,7 +86,7 @@ class CallableReward(ReadsSamples):
         own = getattr(function, "func", function)
         own = own if hasattr(own, "__qualname__") else type(own)
         self.name = f"{own.__module__}.{own.__qualname__}"
-        """Of the function, as its `_target_`."""
+        """The name of the function, as its `_target_`."""
 
     def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[Verdict]:
         """One verdict per completion, in order, for a function that reads no prompts, columns or token ids."""
@@ -183,8 +186,10 @@ class CallableReward(ReadsSamples):
         }
 
     def _verdict(self, reward: Any, extra: Mapping[str, Any]) -> Verdict:
+        reward, answer = reward if isinstance(reward, tuple) and len(reward) == 2 else (reward, None)
+        answer = None if answer is None else str(answer)
         if reward is None:
-            return Verdict(reward=0.0, status="unparsed", extra=extra, is_scored=False)
+            return Verdict(reward=0.0, status="unparsed", extracted=answer, extra=extra, is_scored=False)
         try:
             value = math.nan if isinstance(reward, str | bytes) else float(reward)
         except (TypeError, ValueError):
@@ -192,9 +197,9 @@ class CallableReward(ReadsSamples):
         if not math.isfinite(value):
             LOGGER.warning("reward %s returned %.200r: not a finite number", self.name, reward)
             reason = f"reward {self.name} returned {reward!r:.200}: not a finite number"
-            return Verdict(reward=0.0, status="error", extra=extra, reason=reason)
+            return Verdict(reward=0.0, status="error", extracted=answer, extra=extra, reason=reason)
         status = "correct" if value >= self.correct_threshold else "incorrect"
-        return Verdict(reward=value, status=status, extra=extra)
+        return Verdict(reward=value, status=status, extracted=answer, extra=extra)
 
 
 def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:

@@ -65,11 +65,11 @@ class WeightedRewards(ReadsSamples):
 
     def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[Verdict]:
         """One verdict per completion, in order, for functions that read no prompts, columns or token ids."""
-        return self._combined({name: reward.score(completions, answers) for name, reward in self.functions.items()})
+        return self.combined({name: reward.score(completions, answers) for name, reward in self.functions.items()})
 
     def score_samples(self, samples: Samples) -> list[Verdict]:
         """One verdict per completion, in order."""
-        return self._combined({name: score_samples(reward, samples) for name, reward in self.functions.items()})
+        return self.combined({name: score_samples(reward, samples) for name, reward in self.functions.items()})
 
     def check_answers(self, answers: Sequence[str]) -> None:
         """Refuse what one of the functions refuses."""
@@ -99,7 +99,8 @@ class WeightedRewards(ReadsSamples):
         for reward in self.functions.values():
             reward.close()
 
-    def _combined(self, verdicts: Mapping[str, Sequence[Verdict]]) -> list[Verdict]:
+    def combined(self, verdicts: Mapping[str, Sequence[Verdict]]) -> list[Verdict]:
+        """The verdicts of all functions, by name, as one per completion."""
         columns = [verdicts[name] for name in self.functions]
         return [self._sum(dict(zip(self.functions, row, strict=True))) for row in zip(*columns, strict=True)]
 

@@ -1,28 +1,23 @@
 """What cannot work in a run, before any weights are loaded: one check after another, each raises `ConfigError`."""
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from omegaconf import DictConfig
-from transformers import PreTrainedTokenizerBase
 
-from apo_lightning.common.console import saying
-from apo_lightning.contracts import Reward, TrainerState, check_group_size, check_prompts
+from apo_lightning.advantages.trial import try_advantage
+from apo_lightning.contracts import check_group_size
 from apo_lightning.errors import ConfigError
 from apo_lightning.evaluation.benchmark import Benchmark
 from apo_lightning.losses.trial import try_loss
 from apo_lightning.model.architecture import check_length, exact_length
 from apo_lightning.model.spec import PolicySpec
-from apo_lightning.model.tokenizer import completion_ids
 from apo_lightning.parts.order import OF_ALGO, check_values_given
-from apo_lightning.rewards.trial import try_reward
 from apo_lightning.run.choices import interpolates
 from apo_lightning.run.devices import check_devices
 from apo_lightning.run.lightning_options import check_callback, check_monitors, check_trainer
 from apo_lightning.run.recipe import Recipe
 from apo_lightning.step.part import check_parts
 from apo_lightning.step.settings import StepSettings, try_schedule
-from apo_lightning.types import Prompt
 
 SECTIONS = {"algo": ("loss", "advantage", "aggregation", *OF_ALGO, "parts"), "policy": ("lora",)}
 """Keys of the sections that are no `_target_`, which would refuse others."""
@@ -130,20 +125,14 @@ def check_fits(sizes: StepSettings | Benchmark, spec: PolicySpec, where: str = "
     check_length(config, length, remedy)
 
 
-def check_reward(
-    reward: Reward, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, num_optimizer_steps: int = 0
-) -> None:
-    """Raise `ConfigError` for a reward that cannot judge these problems, or fails on made-up completions."""
-    check_prompts(reward, prompts)
-    with saying("waiting for the reward of three made-up completions; Ctrl-C ends the command"):
-        state = TrainerState(max_steps=num_optimizer_steps)
-        try_reward(reward, prompts[0], functools.partial(completion_ids, tokenizer), state)
-
-
 def check_data(recipe: Recipe) -> None:
-    """Read the problems, and try the reward on the first."""
-    num_optimizer_steps = recipe.horizon * recipe.settings.minibatches_per_step
-    check_reward(recipe.reward, recipe.data.prompts, recipe.tokenizer, num_optimizer_steps)
+    """Read the problems, try the reward on the first, and the estimator on its verdicts."""
+    try_advantage(
+        recipe.advantage,
+        recipe.tried,
+        recipe.settings.group_size,
+        reward=getattr(recipe.reward, "name", type(recipe.reward).__name__),
+    )
 
 
 CHECKS: Sequence[Callable[[Recipe], object]] = (

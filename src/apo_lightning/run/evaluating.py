@@ -35,11 +35,11 @@ from apo_lightning.model.fingerprint import versions, weights_sha256
 from apo_lightning.model.spec import WEIGHTS
 from apo_lightning.rollout.engine import RolloutEngine, check_distribution
 from apo_lightning.rollout.weight_sync import publish, start_engine
-from apo_lightning.run.checks import check_fits, check_reward
+from apo_lightning.run.checks import check_fits
 from apo_lightning.run.choices import options_of, typed_overrides
 from apo_lightning.run.evaluated_policy import EvaluatedPolicy, find_evaluated_policy
 from apo_lightning.run.own_problems import with_own_problems
-from apo_lightning.run.recipe import Recipe
+from apo_lightning.run.recipe import Recipe, tried_reward
 from apo_lightning.run.settings import SEED, check_values
 from apo_lightning.run.sources import identity_of_code
 from apo_lightning.run.trained import Stage
@@ -176,7 +176,7 @@ def _task(cfg: DictConfig, evaluated: EvaluatedPolicy, benchmark: Benchmark, rew
     prompts = benchmark.prompts(rows, evaluated.tokenizer, template)
     for line in check_prompts_of_model(prompts, evaluated.tokenizer, evaluated.spec):
         say(line)
-    check_reward(benchmark.reward, prompts, evaluated.tokenizer)
+    tried_reward(benchmark.reward, prompts, evaluated.tokenizer)
     settings = SamplingSettings(
         num_samples=benchmark.num_samples,
         temperature=cfg.temperature,

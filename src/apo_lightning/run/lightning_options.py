@@ -24,8 +24,8 @@ _WEIGHTS = "it changes the policy without its engine: give averaging.weight, or 
 _ONE_EPOCH = "a run is one epoch over endless data"
 # Of a cut distribution, π_old/π_rollout and the loss's ratio would mix two.
 _WHOLE = (
-    "training samples from the whole distribution, which the probabilities of the loss are of; leave it out (apo "
-    "evaluate takes top_p)"
+    "training samples without truncation, since the loss reads probabilities of the whole distribution; leave it out "
+    "(apo evaluate takes top_p)"
 )
 UNFIT: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     **dict.fromkeys(GONE, ("give resume=auto, or resume= the folder of a run or of a checkpoint", (None,))),

@@ -2,8 +2,8 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import cached_property
 from typing import Any, cast
 
@@ -18,23 +18,26 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from apo_lightning.callbacks import StepCallback
 from apo_lightning.checkpoints import CheckpointSettings
 from apo_lightning.checkpoints.resume import FREE, HORIZON
-from apo_lightning.contracts import AdvantageEstimator, Reward, TrainerState
+from apo_lightning.common.console import saying
+from apo_lightning.contracts import AdvantageEstimator, Reward, TrainerState, check_prompts
 from apo_lightning.data.datamodule import PromptDataModule
 from apo_lightning.data.prompt_contract import check_prompts_of_model
 from apo_lightning.data.sources import ProblemSource
 from apo_lightning.errors import ConfigError
 from apo_lightning.losses import PolicyLoss
-from apo_lightning.losses.policy_loss import Importance
 from apo_lightning.model.lora import LoRA
 from apo_lightning.model.policy import Policy
 from apo_lightning.model.reference import ReferenceSchedule
 from apo_lightning.model.spec import PolicySpec
-from apo_lightning.parts.order import OF_ALGO
+from apo_lightning.model.tokenizer import completion_ids
+from apo_lightning.parts.importance import corrected
+from apo_lightning.parts.order import keys_of_options
+from apo_lightning.rewards.trial import try_reward, weak_signal
 from apo_lightning.rollout.engine import RolloutEngine
 from apo_lightning.run.devices import requested_devices
 from apo_lightning.run.sources import identity_of_code, identity_of_sources
 from apo_lightning.step.settings import StepSettings
-from apo_lightning.types import Needs
+from apo_lightning.types import Needs, Prompt, Verdict
 
 
 def _made(key: str) -> Any:
@@ -61,7 +64,7 @@ class Recipe:
     checkpoint: CheckpointSettings = _made("checkpoint")
     engine: RolloutEngine = _made("engine")
     model: PolicySpec = _made("model")
-    """Of a run: the model before training."""
+    """The model before training."""
     lora: LoRA | None = _made("policy.lora")
 
     def __init__(self, cfg: DictConfig, make: Callable[[str], Any] | None = None) -> None:
@@ -97,24 +100,13 @@ class Recipe:
 
     @cached_property
     def loss(self) -> PolicyLoss:
-        """`algo.loss`, with the correction that `importance` names."""
-        loss, mode, bounds = self.make("algo.loss"), self.cfg.importance, self.cfg.importance_bounds
-        if mode is None and bounds is None:
-            return loss
-        if self.cfg.old_logprobs == "rollout":
-            raise ConfigError(
-                f"importance is {mode} with old_logprobs=rollout: π_old is then the engine's, and every weight "
-                "π_old/π_rollout is 1; give old_logprobs=trainer, or importance=null"
-            )
-        return replace(loss, importance=Importance(mode, bounds))
+        """`algo.loss`, with the corrections that the settings name."""
+        return corrected(self.make("algo.loss"), self.cfg)
 
     @cached_property
     def options(self) -> Mapping[str, Any]:
-        """Options of the step by key: those of `OF_ALGO` and `algo.parts` that are on, `averaging`, `reference`."""
-        keys = [f"algo.{name}" for name in OF_ALGO if self.cfg.algo.get(name) is not None]
-        parts = self.cfg.algo.get("parts") or {}
-        keys += [f"algo.parts.{name}" for name, node in parts.items() if node is not None]
-        return {key: self.make(key) for key in (*keys, "averaging")} | {"reference": self.reference}
+        """Options of the step that are on, by key."""
+        return {key: self.make(key) for key in keys_of_options(self.cfg)} | {"reference": self.reference}
 
     @cached_property
     def callbacks(self) -> Mapping[str, Callback]:
@@ -128,7 +120,7 @@ class Recipe:
 
     @cached_property
     def needs(self) -> Needs:
-        """What loss, callbacks and options read, on tokens of the step or of their own probes."""
+        """What loss, callbacks and options read, on tokens of the step or of their own."""
         readers = (self.loss, *self.callbacks.values(), *self.options.values())
         return functools.reduce(Needs.__or__, (getattr(reader, "needs", Needs()) for reader in readers))
 
@@ -198,10 +190,17 @@ class Recipe:
         """Lines on the data, and on its first prompt as the model reads it; raises where it cannot read a prompt."""
         return [self.data.describe(), *check_prompts_of_model(self.data.prompts, self.tokenizer, self.model)]
 
+    @cached_property
+    def tried(self) -> Sequence[Verdict]:
+        """Verdicts of the reward on made-up completions of the first problem; raises where it cannot judge one."""
+        num_optimizer_steps = self.horizon * self.settings.minibatches_per_step
+        return tried_reward(self.reward, self.data.prompts, self.tokenizer, num_optimizer_steps)
+
     @property
     def notices(self) -> list[str]:
         """What a user should know before the run, one line each."""
         found = [option.notice(self) for option in self.options.values() if hasattr(option, "notice")]
+        found.append(weak_signal(self.tried))
         if self.model.path is not None and self.model.check_weights() is None:
             found.append(f"model.path={self.model.path}: its weights are not on this machine yet, so none is checked")
         return [notice for notice in found if notice is not None]
@@ -230,3 +229,13 @@ class Recipe:
         """The contents: model, data, and the user's code."""
         contents = identity_of_sources(self.model, self.tokenizer, self.reference, self.data)
         return contents | identity_of_code(self.compared)
+
+
+def tried_reward(
+    reward: Reward, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, num_optimizer_steps: int = 0
+) -> Sequence[Verdict]:
+    """Verdicts on made-up completions; raises `ConfigError` for a reward that cannot judge these problems, or fails."""
+    check_prompts(reward, prompts)
+    with saying("waiting for the reward of three made-up completions; Ctrl-C ends the command"):
+        state = TrainerState(max_steps=num_optimizer_steps)
+        return try_reward(reward, prompts[0], functools.partial(completion_ids, tokenizer), state)

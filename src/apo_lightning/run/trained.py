@@ -49,7 +49,7 @@ class TrainedRun:
     engine: str
     """The run's `engine=`."""
     temperature: float
-    """Of the run's own samples."""
+    """The temperature at which the run sampled."""
 
     @classmethod
     def read(cls, folder: Path) -> "TrainedRun":

@@ -40,7 +40,7 @@ from apo_lightning.run.trained import TrainedRun
 from apo_lightning.types import Prompt
 
 STORED = 1e-5
-"""Of numbers that were rounded to float32, and of their means; relative and absolute."""
+"""How far numbers that were rounded to float32, and their means, may differ; relative and absolute."""
 WRITERS = ("ExportPolicy", "RunSummary", "ProgressDisplay", "CompletionTable")
 """Callbacks that no number depends on."""
 PASSES = {"before": "samples_per_problem_before", "after": "samples_per_problem"}

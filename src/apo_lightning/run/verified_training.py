@@ -18,9 +18,9 @@ from apo_lightning.run.training import train
 from apo_lightning.run.verified_run import Line, Subject, ids_of, name_of, read_lines, read_rows
 
 ROUNDING = 1e-3
-"""Of numbers of a step on another machine, relative and absolute."""
+"""How far numbers of a step may differ on another machine, relative and absolute."""
 UPDATE_ROUNDING = 0.01
-"""Of the norm of an update by the same completions on another machine."""
+"""How far the norm of an update by the same completions may differ on another machine, relative."""
 NOT_AGAIN = ("time/", "perf/")
 """Metrics that depend on the clock."""
 

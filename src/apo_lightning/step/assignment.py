@@ -13,7 +13,7 @@ from apo_lightning.distributed.gathering import Exchange, Ranks, from_all_ranks
 from apo_lightning.model.packing import pack_evenly
 from apo_lightning.types import Advantages, Needs, Rollouts
 
-PARTS_PER_RANK = 3
+PIECES_PER_RANK = 3
 """Groups are divided where fewer than this run on each rank. The table in `balanced` shows the effect."""
 
 
@@ -32,7 +32,7 @@ class RankCosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunningPart:
+class RunningPiece:
     """Completions of one prompt that run together, and their cost with that prompt [tokens]."""
 
     rank: int
@@ -58,9 +58,9 @@ def balanced(ranks: Sequence[RankCosts], num_minibatches: int) -> Balance:
     """Assign the running groups of every mini-batch to ranks; other completions stay on their rank.
 
     The groups of a mini-batch, largest first, go to the rank with the fewest tokens so far. Where fewer than
-    `PARTS_PER_RANK` groups run per rank, they are divided, into at most as many parts as give each rank that number, if
-    it lowers the maximum; each part runs the prompt again. Ranks wait for each other at the end of every mini-batch, so
-    each mini-batch is balanced by itself. The reference runs once for the whole step: among equal loads of a
+    `PIECES_PER_RANK` groups run per rank, they are divided, into at most as many pieces as give each rank that number,
+    if it lowers the maximum; each piece runs the prompt again. Ranks wait for each other at the end of each mini-batch,
+    so each mini-batch is balanced by itself. The reference runs once for the whole step: among equal loads of a
     mini-batch, the one with the most reference tokens goes to the rank that has the fewest of them.
 
     Share of the ranks' time that is work, simulated for 8 ranks, G = 8, 60 % of groups running, lognormal lengths:
@@ -90,37 +90,37 @@ def balanced(ranks: Sequence[RankCosts], num_minibatches: int) -> Balance:
     mean = maximum = 0.0
     for minibatch in range(num_minibatches):
         groups = [
-            part
+            piece
             for rank, costs in enumerate(ranks)
-            for part in _running_groups(costs, rank, minibatch, num_minibatches)
+            for piece in _running_groups(costs, rank, minibatch, num_minibatches)
         ]
-        bins = sorted(_even_bins(groups, ranks), key=lambda parts: (-_reference_tokens(parts), -_tokens(parts)))
+        bins = sorted(_even_bins(groups, ranks), key=lambda pieces: (-_reference_tokens(pieces), -_tokens(pieces)))
         receivers = sorted(range(len(ranks)), key=lambda rank: (reference_loads[rank], loads[rank]))
-        for receiver, parts in zip(receivers, bins, strict=False):
-            loads[receiver] += _tokens(parts)
-            reference_loads[receiver] += _reference_tokens(parts)
-            for part in parts:
-                for b in part.completions:
-                    destinations[part.rank][b] = receiver
+        for receiver, pieces in zip(receivers, bins, strict=False):
+            loads[receiver] += _tokens(pieces)
+            reference_loads[receiver] += _reference_tokens(pieces)
+            for piece in pieces:
+                for b in piece.completions:
+                    destinations[piece.rank][b] = receiver
         mean += sum(map(_tokens, bins)) / len(ranks)
         maximum += max(map(_tokens, bins), default=0)
     return Balance(destinations=destinations, ratio=mean / maximum if maximum else math.nan)
 
 
-def _running_groups(costs: RankCosts, rank: int, minibatch: int, num_minibatches: int) -> Iterator[RunningPart]:
+def _running_groups(costs: RankCosts, rank: int, minibatch: int, num_minibatches: int) -> Iterator[RunningPiece]:
     """The running groups that one rank has sampled for a mini-batch."""
     group_size = len(costs.lengths) // len(costs.prompt_lengths)
     prompts = len(costs.prompt_lengths) // num_minibatches
     for p in range(minibatch * prompts, (minibatch + 1) * prompts):
         running = [b for b in range(p * group_size, (p + 1) * group_size) if costs.runs[b]]
         if running:
-            yield _part(costs, rank, p, running)
+            yield _piece(costs, rank, p, running)
 
 
-def _part(costs: RankCosts, rank: int, prompt: int, completions: Sequence[int]) -> RunningPart:
+def _piece(costs: RankCosts, rank: int, prompt: int, completions: Sequence[int]) -> RunningPiece:
     read = [b for b in completions if costs.reads_reference[b]]
     prompt_length = costs.prompt_lengths[prompt]
-    return RunningPart(
+    return RunningPiece(
         rank=rank,
         completions=tuple(completions),
         tokens=prompt_length + sum(costs.lengths[b] for b in completions),
@@ -128,35 +128,35 @@ def _part(costs: RankCosts, rank: int, prompt: int, completions: Sequence[int]) 
     )
 
 
-def _divided(group: RunningPart, costs: RankCosts, num_parts: int) -> Iterator[RunningPart]:
+def _divided(group: RunningPiece, costs: RankCosts, num_pieces: int) -> Iterator[RunningPiece]:
     group_size = len(costs.lengths) // len(costs.prompt_lengths)
     lengths = [costs.lengths[b] for b in group.completions]
-    for items in pack_evenly(lengths, math.inf, at_least=num_parts):
+    for items in pack_evenly(lengths, math.inf, at_least=num_pieces):
         completions = [group.completions[i] for i in items]
-        yield _part(costs, group.rank, completions[0] // group_size, completions)
+        yield _piece(costs, group.rank, completions[0] // group_size, completions)
 
 
-def _even_bins(groups: Sequence[RunningPart], ranks: Sequence[RankCosts]) -> list[list[RunningPart]]:
-    """At most one bin a rank; groups are divided into the fewest parts that leave the fullest bin least."""
-    most_parts = -(-PARTS_PER_RANK * len(ranks) // max(1, len(groups)))
+def _even_bins(groups: Sequence[RunningPiece], ranks: Sequence[RankCosts]) -> list[list[RunningPiece]]:
+    """At most one bin a rank; groups are divided into the fewest pieces that leave the fullest bin least."""
+    most_pieces = -(-PIECES_PER_RANK * len(ranks) // max(1, len(groups)))
     candidates = [_packed(groups, len(ranks))]
-    for num_parts in range(2, most_parts + 1) if groups else ():
-        parts = [part for group in groups for part in _divided(group, ranks[group.rank], num_parts)]
-        candidates.append(_packed(parts, len(ranks)))
+    for num_pieces in range(2, most_pieces + 1) if groups else ():
+        pieces = [piece for group in groups for piece in _divided(group, ranks[group.rank], num_pieces)]
+        candidates.append(_packed(pieces, len(ranks)))
     return min(candidates, key=lambda bins: max(map(_tokens, bins), default=0))
 
 
-def _packed(parts: Sequence[RunningPart], num_bins: int) -> list[list[RunningPart]]:
-    bins = pack_evenly([part.tokens for part in parts], math.inf, at_least=num_bins)
-    return [[parts[i] for i in items] for items in bins]
+def _packed(pieces: Sequence[RunningPiece], num_bins: int) -> list[list[RunningPiece]]:
+    bins = pack_evenly([piece.tokens for piece in pieces], math.inf, at_least=num_bins)
+    return [[pieces[i] for i in items] for items in bins]
 
 
-def _tokens(parts: Sequence[RunningPart]) -> int:
-    return sum(part.tokens for part in parts)
+def _tokens(pieces: Sequence[RunningPiece]) -> int:
+    return sum(piece.tokens for piece in pieces)
 
 
-def _reference_tokens(parts: Sequence[RunningPart]) -> int:
-    return sum(part.reference_tokens for part in parts)
+def _reference_tokens(pieces: Sequence[RunningPiece]) -> int:
+    return sum(piece.reference_tokens for piece in pieces)
 
 
 TokenIds = tuple[int, ...]

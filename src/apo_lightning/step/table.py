@@ -77,7 +77,7 @@ class StepTable:
         return torch.full_like(self.rollout_logprobs, torch.nan)
 
     def some_microbatch(self, completions: Sequence[int], tokens_per_microbatch: int) -> Microbatch:
-        """The first micro-batch of the given completions; one without a token to read where there are none.
+        """The first micro-batch of the given completions, or one of padding alone if there are none.
 
         Under sharding every forward is a collective, so a rank without work runs that one too.
         """

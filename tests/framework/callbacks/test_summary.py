@@ -9,6 +9,7 @@ from torch import nn
 from apo_lightning.callbacks import RunSummary, StepCallback
 from apo_lightning.callbacks.summary import first_and_last, held_out_change
 from apo_lightning.model.fingerprint import weights_sha256
+from composing import tiny_policy
 from factories import make_step, make_validation
 
 
@@ -140,8 +141,7 @@ def test_the_hash_tells_weights_names_and_dtypes_apart():
 
 def test_a_critics_head_is_no_weight_of_the_policy():
     """An export and an evaluation have none, and their hash is compared with the run's."""
-    policy = nn.Module()
-    policy.model = nn.Linear(2, 1)
+    policy = tiny_policy()
     without = weights_sha256(policy)
     policy.value_head = nn.Linear(2, 1)
     assert weights_sha256(policy) == without

@@ -9,8 +9,8 @@ import pytest
 from apo_lightning.contracts import TrainerState
 from apo_lightning.errors import ConfigError
 from apo_lightning.model.tokenizer import character_tokenizer, completion_ids
-from apo_lightning.rewards import CallableReward, NumericReward, Reward, WeightedRewards
-from apo_lightning.rewards.trial import try_reward
+from apo_lightning.rewards import CallableReward, MathVerifyReward, NumericReward, Reward, WeightedRewards
+from apo_lightning.rewards.trial import try_reward, weak_signal
 from apo_lightning.types import Prompt, Verdict
 
 ENCODE = partial(completion_ids, character_tokenizer())
@@ -68,6 +68,11 @@ def within(function, **others):
         (CallableReward(lambda completions: [float("nan")] * 3), AS_TEXT, "returned nan: not a finite number"),
         (CallableReward(lambda completions: ["good"] * 3), IN_CHAT, "returned 'good': not a finite number"),
         (Raises(), AS_TEXT, rf"reward Raises failed: KeyError: '7' {place(Raises.score)}"),
+        (
+            CallableReward(lambda completions: [1e300] * 3),
+            AS_TEXT,
+            r"reward of 1e\+300: not a finite number in float32",
+        ),
         (Short(), AS_TEXT, "reward Short returned 1 verdicts for 3 completions"),
     ],
 )
@@ -103,3 +108,24 @@ def test_a_judge_is_called_once_on_three_completions():
 
     try_reward(CallableReward(judge), IN_CHAT, ENCODE, TrainerState())
     assert calls == [3]
+
+
+def test_the_trial_gives_the_verdicts_of_a_step():
+    def judge(completions, answer):
+        return [(float(text == gold), text or None) for text, gold in zip(completions, answer, strict=True)]
+
+    for reward in (CallableReward(judge), WeightedRewards({"own": judge})):
+        found = try_reward(reward, AS_TEXT, ENCODE, TrainerState())
+        assert [(verdict.reward, verdict.extracted) for verdict in found] == [(1, "7"), (0, "-31415"), (0, None)]
+        assert weak_signal(found) is None
+    ours = try_reward(MathVerifyReward(), AS_TEXT, ENCODE, TrainerState())
+    assert ours == MathVerifyReward().score([r"\boxed{7}", r"\boxed{-31415}", ""], ["7"] * 3)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "said"),
+    [([2.0, 2.0, 2.0], "reward is 2 for each of"), ([2**24, 2**24 + 1, 0], "same in float32"), ([1, 0, 0], None)],
+)
+def test_a_signal_that_is_none_is_said(rewards, said):
+    found = weak_signal([Verdict(reward=float(reward), status="incorrect") for reward in rewards])
+    assert (said in found) if said else found is None

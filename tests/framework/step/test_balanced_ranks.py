@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apo_lightning.step.assignment import PARTS_PER_RANK, RankCosts, balanced
+from apo_lightning.step.assignment import PIECES_PER_RANK, RankCosts, balanced
 
 
 def costs(lengths, runs, *, prompt_lengths=None, reads_reference=None, group_size=1):
@@ -75,7 +75,7 @@ def test_one_group_is_divided_over_the_ranks_and_its_prompt_runs_with_each_part(
 def test_groups_stay_whole_where_enough_of_them_run():
     group_size = 4
     ranks = [
-        costs([7] * PARTS_PER_RANK * group_size, [True] * PARTS_PER_RANK * group_size, group_size=group_size)
+        costs([7] * PIECES_PER_RANK * group_size, [True] * PIECES_PER_RANK * group_size, group_size=group_size)
         for _ in range(2)
     ]
     destinations = balanced(ranks, 1).destinations
