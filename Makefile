@@ -7,14 +7,14 @@ PROCESSES ?= 3
 PYTHON ?= python3
 
 # Tests and checks load nothing from the hub: on a closed network each attempt would wait for its retries.
-test check docs: export HF_HUB_OFFLINE := 1
-test check docs: export TOKENIZERS_PARALLELISM := false
+test test-all check docs: export HF_HUB_OFFLINE := 1
+test test-all check docs: export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train lab gpu test check format lint types layers extras examples docs clean
+.PHONY: help setup train lab gpu test test-all check format lint types layers extras examples docs clean
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup:  ## Make .venv, once (EXTRA=cpu|vllm chooses the engine, PYTHON=python3.12 the interpreter)
 	@EXTRA="$(EXTRA)" PYTHON="$(PYTHON)" bash scripts/setup.sh
@@ -29,8 +29,11 @@ gpu: setup  ## Check one GPU: one table, in under 25 minutes; smaller on a CPU (
 	@$(python) -m benchmarks.gpu $(ARGS)
 
 # With more threads than cores, processes wait for one another.
-test: export OMP_NUM_THREADS := 1
-test: setup  ## Run the tests, PROCESSES at once; ARGS go to pytest
+test test-all: export OMP_NUM_THREADS := 1
+test: setup  ## Run the tests but the long demonstrations, PROCESSES at once; ARGS go to pytest
+	@$(python) -m pytest --numprocesses=$(PROCESSES) --dist=worksteal -m "not long" $(ARGS)
+
+test-all: setup  ## Run all tests, as CI does
 	@$(python) -m pytest --numprocesses=$(PROCESSES) --dist=worksteal $(ARGS)
 
 check: format lint types layers extras examples docs  ## Formatting, lint, types, import layers, extras, the examples in docstrings and docs, the site

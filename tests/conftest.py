@@ -58,6 +58,8 @@ def pytest_collectstart() -> None:
     import lightning.pytorch  # noqa: F401
     import peft  # noqa: F401
 
+    import parsed_once  # noqa: F401
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The slowest files first: begun last, one of them would run alone at the end, on one core of several."""

@@ -185,6 +185,7 @@ def test_the_head_benchmark_prints_a_row_a_variant(printed):
     assert float(rows["ours"][7]) < 1e-5
 
 
+@pytest.mark.long
 @pytest.mark.slow(30)
 def test_the_scaling_benchmark_fits_every_axis(printed):
     page = printed(scaling, "--tiny", "--rounds=1")

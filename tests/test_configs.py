@@ -1,13 +1,12 @@
 """The axes are orthogonal: whatever two options are named together, a run composes."""
 
-import copy
 import functools
 import itertools
 import re
 
 import pytest
 import torch
-from hydra._internal.config_repository import ConfigRepository
+from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from hydra.utils import instantiate
@@ -63,23 +62,6 @@ def test_the_page_of_commands_names_every_option():
 CHOICES = list(pairwise(AXES))
 
 
-PARSED = {}
-
-
-@pytest.fixture
-def files_parsed_once(monkeypatch):
-    """Each file is parsed once. Hydra parses all of them for every configuration, in a third of the time it takes."""
-    load = ConfigRepository.load_config
-
-    def parsed(repository, config_path):
-        if config_path not in PARSED:
-            PARSED[config_path] = load(repository, config_path)
-        return copy.deepcopy(PARSED[config_path])
-
-    monkeypatch.setattr(ConfigRepository, "load_config", parsed)
-
-
-@pytest.mark.usefixtures("files_parsed_once")
 @pytest.mark.parametrize("algo", names("algo"))
 def test_any_two_options_of_two_axes_compose(algo, monkeypatch):
     register_resolvers()  # this and the next line as a program's entry does
@@ -202,3 +184,12 @@ def test_the_trigger_looks_at_the_verdict_only_where_a_correct_answer_can_have_a
             values = instantiate(node.advantage)(inputs).values
             can_be_negative = bool((values[groups > 0] < 0).any())
             assert (node.loss.trigger == "incorrect") is can_be_negative, name
+
+
+def test_a_changed_file_is_parsed_anew(tmp_path):
+    """`parsed_once` keeps what Hydra has read."""
+    for value in (1, 22):
+        (tmp_path / "own.yaml").write_text(f"value: {value}")
+        with initialize_config_dir(str(tmp_path), version_base="1.3"):
+            for _ in range(2):
+                assert compose("own", overrides=["+other=0"]) == {"value": value, "other": 0}

@@ -147,6 +147,7 @@ def test_code_is_judged_in_the_sandbox(tmp_path):
     assert {json.loads(line)["extra"]["ran"] for line in path.read_text().splitlines()} == {False}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_notebook_ends_in_the_figure_and_the_table_of_both_methods(tmp_path, monkeypatch):
     monkeypatch.setenv("NUM_STEPS", "1")

@@ -150,6 +150,7 @@ def test_fewer_layers_have_the_parameters_that_a_smaller_model_has():
     assert [gpu_update.layers_that_fit(shape(6), run, needed + more) for more in (0, -1)] == [4, 3]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_rates_of_this_machine_as_the_command_prints_them(tmp_path):
     options = ("rates", "--device=cpu", f"--output={tmp_path / 'out'}")

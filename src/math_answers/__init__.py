@@ -103,8 +103,8 @@ def judge(gold: str, answer: str) -> Status:
 
 
 def _without_spaces(text: str) -> str:
-    """Spaces between two letters or digits may mean something."""
-    return re.sub(r"(?<![A-Za-z0-9])\s+|\s+(?![A-Za-z0-9])", "", text)
+    """Spaces between two letters or digits, and inside of 2e - 3, may mean something."""
+    return re.sub(r"(?<![A-Za-z0-9])(?<![0-9][eE][-+])\s+|(?<![0-9][eE])\s+(?![A-Za-z0-9])", "", text)
 
 
 def _num_parts(gold: str) -> int:

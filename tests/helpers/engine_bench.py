@@ -1,6 +1,7 @@
 """An engine beside the policy it samples from, in this process or in one of its own."""
 
 import copy
+import functools
 import os
 import traceback
 from pathlib import Path
@@ -113,49 +114,54 @@ def context(folder, dtype=torch.float32, **ranks):
 
 
 class RemoteBench:
-    """The same, in a process of its own: vLLM replaces parts of torch for as long as a process lives."""
+    """The same, in another process: vLLM replaces parts of torch for as long as a process lives.
 
-    def __init__(self, engine_name, tied, folder, dtype=torch.float32):
-        self._pipe, theirs = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(
-            target=_serve, args=(theirs, engine_name, tied, str(folder), dtype), daemon=True
-        )
-        self._process.start()
-        theirs.close()
-        self._receive()
+    All benches of this process are in that one, which so imports vLLM once. It has one engine at a time, and opens
+    that of another bench when this is asked to run.
+    """
+
+    def __init__(self, *arguments):
+        self._arguments = arguments
+        self._pipe = _bench_process()
+        self._ask("open")
 
     def run(self, contract_name):
-        self._pipe.send(contract_name)
-        self._receive()
+        self._ask("run", contract_name)
 
     def close(self):
-        self._pipe.send(None)
-        self._receive()
-        self._process.join(30)
+        self._ask("close")
 
-    def _receive(self):
+    def _ask(self, question, *words):
+        self._pipe.send((self._arguments, question, words))
         failure = self._pipe.recv()
         if failure:
             raise AssertionError(f"in the engine's process:\n{failure}")
 
 
-def _serve(pipe, engine_name, tied, folder, dtype):
+@functools.cache
+def _bench_process():
+    """The pipe to it; it ends with this process."""
+    ours, theirs = CONTEXT.Pipe()
+    CONTEXT.Process(target=_serve, args=(theirs,), daemon=True).start()
+    theirs.close()
+    return ours
+
+
+def _serve(pipe):
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    bench = _answer(pipe, lambda: Bench(engine_name, tied, folder, dtype))
-    while bench is not None:
-        contract_name = pipe.recv()
-        if contract_name is None:
-            _answer(pipe, bench.close)
-            return
-        _answer(pipe, lambda name=contract_name: bench.run(name))
-
-
-def _answer(pipe, action):
-    try:
-        result = action()
-    except BaseException:
-        pipe.send(traceback.format_exc())
-        return None
-    pipe.send(None)
-    return result
+    opened, bench = None, None
+    while True:
+        arguments, question, words = pipe.recv()
+        failure = None
+        try:
+            if bench is not None and (opened != arguments or question == "close"):
+                bench, closed = None, bench
+                closed.close()
+            if bench is None and question != "close":
+                opened, bench = arguments, Bench(*arguments)
+            if question == "run":
+                bench.run(*words)
+        except BaseException:
+            failure = traceback.format_exc()
+        pipe.send(failure)

@@ -437,6 +437,8 @@ DIFFERENT: dict[str, dict[str, list[str]]] = {
         "60h": ["2 h 30 min"],
     },
     "what is compared as it stands": {
+        "2e - 3": ["2e-3", "0.002"],
+        "0.002": ["2e - 3", "2e -3"],
         r"n \text{ is even}": [r"n \text{ is odd}", r"m \text{ is even}", "n"],
         "n": [r"n \text{ is even}"],
         r"1+2+\cdots+n": ["1+2+n", r"1+3+\cdots+n", r"1+2+\cdots", r"\frac{n(n+1)}{2}"],

@@ -152,6 +152,7 @@ def test_adapters_of_experts_are_refused_and_named_ones_train(tmp_path):
     assert (found.outcome, found.reason) == ("runs", "")
 
 
+@pytest.mark.long
 @pytest.mark.vllm
 @pytest.mark.slow(120)
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")

@@ -12,7 +12,7 @@ from benchmarks.shared.runs import write_stub
 from composing import PAPER, composed
 from running import train_on_two_ranks, training_rows
 
-pytestmark = pytest.mark.slow(40)
+pytestmark = [pytest.mark.long, pytest.mark.slow(40)]
 OPTIONS = (
     "trainer=fsdp_cpu2",
     "model=tiny",

@@ -60,6 +60,7 @@ def cells_of(words: list[str]) -> dict[str, PaperCell]:
     return {cell.name: cell for cell in list_cells(composed(*words, config_name="paper"))}
 
 
+@pytest.mark.long
 @pytest.mark.slow(90)
 def test_a_miniature_is_killed_resumed_and_ends_in_the_page(tmp_path, capsys):
     words = miniature(tmp_path)

@@ -109,6 +109,7 @@ def test_all_runs_of_the_full_edition_have_folders_of_their_own():
     assert len(jobs) == sum(num_runs for _, num_runs in progress(config(), protocol, tuned(protocol)).values())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("name", editions())
 def test_every_arm_of_an_edition_can_be_built(name):

@@ -23,6 +23,7 @@ KEY = ["world", "method", "variant", "seed"]
 MENU = ["+first_mixture", "+first_temperature", "+mixture", "+temperature"]
 
 
+@pytest.mark.long
 @pytest.mark.slow(60)
 def test_an_edition_from_its_base_model_to_its_tables_and_page(tmp_path, monkeypatch, capsys):
     """In one test, since a fixture would make all runs once in every process that tests."""

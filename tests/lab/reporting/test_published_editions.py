@@ -70,6 +70,7 @@ def test_the_base_models_of_decoding_are_those_of_its_runs():
         assert hashlib.sha256(weights).hexdigest() == sha256
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS, ids=NAMES)
 def test_the_published_page_is_that_of_its_tables(folder):
@@ -83,6 +84,7 @@ def test_the_published_page_is_that_of_its_tables(folder):
         assert (folder / "report" / figure).is_file()
 
 
+@pytest.mark.long
 @pytest.mark.slow(30)
 def test_the_page_across_editions_is_that_of_their_tables():
     folder = ROOT / "docs" / "lab" / "across" / "report"
