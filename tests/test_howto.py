@@ -1,11 +1,13 @@
 """The how-to pages do what they say: their files are written into a folder, and their runs are made there."""
 
+import json
 import re
 import shlex
 import sys
 
 import pytest
 
+from apo_lab.pretraining.base_models import pretrain
 from apo_lightning.run import train
 from apo_lightning.run.choices import composed, expand_glob
 from apo_lightning.run.commands import find_command
@@ -17,6 +19,7 @@ FILE = re.compile(r"^```(?:python|yaml)\n# ((?:my_package|configs)/\S+)\n(.*?)^`
 OWN_RUN = re.compile(r"^\$ apo train ((?!-m).*(?:model=tiny|model=small).*?)(?: +#.*)?$", re.MULTILINE)
 COMMAND = re.compile(r"^\$ apo (\w+) (.+)$", re.MULTILINE)
 DEBUGGING = ROOT / "docs" / "howto" / "debugging.md"
+PUZZLE = ROOT / "docs" / "howto" / "puzzle.md"
 LEGS = "".join(f'{{"problem": "How many legs have {n} cats?", "answer": "{4 * n}"}}\n' for n in range(1, 9))
 RUNS = {page: OWN_RUN.findall(page.read_text()) for page in PAGES}
 
@@ -50,6 +53,20 @@ def test_the_runs_of_a_page_train_with_the_files_that_it_shows(page, folder):
         assert rows
         logged = set(re.findall(r"mine/\w+", page.read_text()))
         assert all(rows[-1][key] for key in logged)
+
+
+def test_the_puzzle_of_its_page_has_a_base_model_whose_run_measures_it_exactly(folder):
+    show_files(PUZZLE, folder)
+    few = ("data.num_train=8", "data.num_validation=4")
+    short = ("num_steps=1", "scheduler.num_warmup_steps=0", "demonstrations_per_batch=4")
+    pretrain(composed("pretrain", ["data=pairs", *few, *(f"pretraining.{each}" for each in short)]))
+    small = ("prompts_per_step=2", "prompts_per_minibatch=2", "trainer.max_steps=1", "trainer.val_check_interval=1")
+    train(composed("train", ["experiment=pairs", *few, *small]), folder / "run")
+    first, last = map(json.loads, (folder / "run" / "exact" / "metrics.jsonl").read_text().splitlines())
+    assert (first["step"], last["step"]) == (0, 1)
+    # Twice as many samples find no less; "first" is the page's own kind of token.
+    assert 0 < first["pass@1"] <= first["pass@64"] <= 1
+    assert last["entropy/first"] > 0
 
 
 def test_every_page_about_an_own_part_or_lightning_has_a_run():

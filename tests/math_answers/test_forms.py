@@ -262,6 +262,7 @@ SAME: dict[str, dict[str, list[str]]] = {
             r"\lceil n/9 + 1 \rceil - 1 - \lceil n/9 \rceil + \lfloor n/9\rfloor",
         ],
         r"\gcd(n, 16)": [r"\gcd(16, n)"],
+        r"\max\{n, 16\}": [r"\max(16, n)", r"\max{16, n}"],
         r"\log_3 9": ["2", r"\lceil \log_3 9 \rceil"],
         "|x-50|": ["|50-x|"],
         r"\ln(-x)": [r"\ln|x|"],  # wherever the gold is defined
@@ -291,6 +292,10 @@ SAME: dict[str, dict[str, list[str]]] = {
         "(0,3)": [r"(0,3)\cup\emptyset", r"\varnothing\cup(0,3)"],
         r"(-\infty,-1]\cup[4,\infty)": [r"(-\infty,-1]\cup\emptyset\cup[4,+\infty)"],
         r"\emptyset": [r"\emptyset\cup\emptyset"],
+    },
+    "complements": {
+        r"(-\infty,2)\cup(2,\infty)": [r"\mathbb{R}\setminus\{2\}", r"x\ne2"],
+        r"(-\infty,3]": [r"\mathbb{R}\setminus(3,\infty)"],
     },
     "residues": {r"x \equiv 3 \pmod{7}": [r"x \equiv -4 \pmod{7}", r"x \equiv 10 \pmod 7"]},
     "words that say nothing": {

@@ -35,7 +35,7 @@ def pretrain(cfg: DictConfig) -> Path:
     if cfg.pretraining.model.compile_layers:
         raise ConfigError("pretraining.model.compile_layers is true: base models are trained eagerly, give false")
     if not isinstance(source, PuzzleSource):
-        raise ConfigError(f"data is {cfg.data._target_}: base models need a puzzle, give data=locks or data=countdown")
+        raise ConfigError(f"data is {cfg.data._target_}: base models need a puzzle, give data=locks or another")
     folder = Path(cfg.output_dir) / source.name
     config = _identity(cfg)
     if (found := read_record(folder)) is not None and found["config"] == config:

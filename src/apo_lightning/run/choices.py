@@ -85,6 +85,14 @@ def options_of(group: str) -> list[str]:
     return sorted({path.relative_to(of).with_suffix("").as_posix() for of, path in found if path.stem != BASE})
 
 
+def option_or_default(group: str, name: str) -> str:
+    """`${option_or_default:group,name}` in a list of defaults: the option of that name, else the one named default."""
+    return name if name in options_of(group) else "default"
+
+
+OmegaConf.register_new_resolver("option_or_default", option_or_default, replace=True)
+
+
 def targets_of(group: str) -> set[str]:
     """Every `_target_` that a group's options name, in the user's own folder and in installed packages.
 

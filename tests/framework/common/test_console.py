@@ -1,5 +1,6 @@
 """What reaches the terminal, and what the run's log alone."""
 
+import io
 import logging
 import os
 import subprocess
@@ -52,6 +53,13 @@ def test_lines_and_cells_are_printed_as_they_are(capsys):
     printed = capsys.readouterr().out
     assert "benchmark=[math500]" in printed
     assert "logger=[wandb,tensorboard]" in printed
+
+
+def test_a_line_is_written_at_once(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written))
+    say("step 1 of 100")
+    assert written.getvalue() == b"step 1 of 100\n"
 
 
 def test_what_a_block_waits_for_is_said_until_it_ends(capsys):

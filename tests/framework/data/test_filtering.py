@@ -20,10 +20,13 @@ def letters(length, seed):
     return "".join(random.Random(seed).choices(string.ascii_lowercase, k=length))
 
 
-@pytest.mark.parametrize(("near_copies", "ids"), [(True, ["0", "4"]), (False, ["0", "1", "2", "4"])])
-def test_of_copies_the_first_is_kept(near_copies, ids):
+@pytest.mark.parametrize(
+    ("options", "ids"),
+    [({"near_copies": True}, ["0", "4"]), ({"near_copies": False}, ["0", "1", "2", "4"]), ({}, ["0", "1", "2", "4"])],
+)
+def test_of_copies_the_first_is_kept(options, ids):
     copies = ("Find $x + 1$.", "find  $x+1$.", "Find\n$x\\,+\\;1$.", "Find $x + 1$.", "Find $x$.")
-    kept, report = filter_rows(rows_of(*((problem, "1") for problem in copies)), near_copies=near_copies)
+    kept, report = filter_rows(rows_of(*((problem, "1") for problem in copies)), **options)
     assert [row.id for row in kept] == ids
     assert (report.num_rows, report.num_duplicates, report.num_conflicting) == (5, 5 - len(ids), 0)
 

@@ -1,10 +1,13 @@
 """What the paper claims of APO, and what it reduces to."""
 
+from types import SimpleNamespace
+
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
 
+from apo_lightning.errors import ConfigError
 from apo_lightning.losses import APO, GRPO
 from apo_lightning.losses.functional import anchor_log_ratio
 from apo_lightning.types import Anchor, LossInputs
@@ -106,6 +109,29 @@ def test_a_golden_token():
         "apo/saturated_fraction": 0.0,
         "apo/pull": 0.075,
     }
+
+
+def test_a_pull_as_wide_as_the_upper_clip_is_refused_where_correct_answers_are_pulled_too():
+    always = {"push_coef": 1.1, "clip_eps": 0.2, "trigger": "always"}
+    with pytest.raises(ConfigError, match=r"0\.2, not below the upper clip 0\.2:"):
+        APO(pull_coef=0.2, **always)
+    with pytest.raises(ConfigError, match=r"0\.25, not below the upper clip 0\.22:"):
+        APO(pull_coef=0.25, clip_eps_high=0.22, **always)
+    assert APO(pull_coef=0.19, **always).trigger == APO(pull_coef=0.2, clip_eps_high=0.22, **always).trigger == "always"
+
+
+def test_advantages_under_which_it_never_acts_or_acts_on_correct_answers_are_refused():
+    plain, spares, punishes = (
+        SimpleNamespace(advantage=SimpleNamespace(**says))
+        for says in ({}, {"spares_errors": True}, {"punishes_correct": True})
+    )
+    with pytest.raises(ConfigError, match="gives no error A < 0"):
+        APO().check(spares)
+    with pytest.raises(ConfigError, match=r"set algo\.loss\.trigger=incorrect"):
+        APO().check(punishes)
+    for loss, recipe in ((APO(), plain), (APO(trigger="always"), spares), (APO(trigger="incorrect"), punishes)):
+        loss.check(recipe)
+        APO(pull_coef=0).check(recipe)  # nothing is triggered
 
 
 def test_metrics_of_errors_are_nan_on_other_tokens():

@@ -106,6 +106,23 @@ def test_a_wrong_loss_is_refused_in_one_line(loss, line):
         try_loss(loss())
 
 
+def test_anchors_may_be_the_whole_vocabulary_and_no_more():
+    @dataclass(frozen=True, kw_only=True)
+    class Anchored(GRPO):
+        size: int
+
+        @property
+        def needs(self):
+            return Needs(anchor_size=self.size)
+
+    # Two tokens over a vocabulary of three.
+    logits, each = torch.tensor([[3.0, 2.0, 1.0]]).log().repeat(2, 1), torch.ones(2)
+    given = (logits, logits.log_softmax(1), torch.tensor([0, 1]), torch.tensor([0, 1]), each, each > 0, each)
+    assert loss_inputs(Anchored(size=3), *given).anchor.token_ids.tolist() == [[0, 1, 2], [0, 1, 2]]
+    with pytest.raises(ConfigError, match="anchor_size is 4 over 3 tokens"):
+        loss_inputs(Anchored(size=4), *given)
+
+
 def test_what_a_loss_reads_is_that_of_the_distributions_it_is_made_of():
     @dataclass(frozen=True, kw_only=True)
     class Reads(GRPO):

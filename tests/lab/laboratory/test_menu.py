@@ -6,6 +6,7 @@ import torch
 
 from apo_lab.editions.protocol import ALIKE, DECODED, SPLIT
 from apo_lab.laboratory.harvest import PolicyPath, _of_menu
+from apo_lab.statistics.entrances import Entrances
 
 PROBLEMS, LEVEL = 32, 0.39
 
@@ -20,6 +21,17 @@ REACHED = 0.05 * (1 - 0.8**64) + 0.95 * (1 - 0.6**64)
 """pass@64 at the level, on the straight line from 0.2 to 0.4 at all problems alike."""
 BASE, COLLAPSED = (0.2, 0.2), (0.8, 0.0)
 """pass@1 0.2 and 0.4; the second is at the level, and solves half of the problems."""
+
+
+def test_a_run_that_ends_at_its_base_model_has_lost_nothing():
+    # One entrance of mass ½, which 64 samples nearly surely take.
+    half = torch.tensor([0.5], dtype=torch.float64)
+    base = Entrances(problem=torch.tensor([0]), mass=half, skill=half, num_problems=1)
+    alone = PolicyPath(points=[], success=half.square()[None], entrances=[base], costs=pd.DataFrame())
+    lost = alone.lost(base)
+    assert lost.pop("entered").tolist() == [[pytest.approx(1 - 2**-64)]]
+    assert lost
+    assert all(part.tolist() == [[0.0]] for part in lost.values())
 
 
 def test_half_of_the_samples_come_from_the_base_and_pass_at_1_is_the_policys():

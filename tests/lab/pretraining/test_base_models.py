@@ -25,10 +25,16 @@ def test_a_base_model_is_made_once_and_again_for_another_configuration(tmp_path)
     assert made("seed=3") > first
 
 
+@pytest.mark.parametrize(("data", "width"), [("countdown", 96), ("locks", 64), ("divisors", 64)])
+def test_a_puzzle_without_settings_of_its_own_has_the_default_ones(data, width):
+    cfg = composed(f"data={data}", config_name="pretrain")
+    assert cfg.pretraining.model.config.hidden_size == width
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("data=arithmetic", "pretraining=locks"), "base models need a puzzle, give data=locks or data=countdown"),
+        (("data=arithmetic", "pretraining=locks"), "base models need a puzzle, give data=locks or another"),
         (("pretraining.model.compile_layers=true",), "pretraining.model.compile_layers is true"),
     ],
 )

@@ -42,3 +42,15 @@ def test_the_parts_add_up_to_the_change_and_those_of_entrances_to_the_parts():
     assert abs(sum(found[name].mean for name in names) - found["change"].mean) < 1e-12
     for name in names:
         assert abs(parts[name].sum().item() / PROBLEMS - found[name].mean) < 1e-12
+
+
+def test_what_the_correction_lifts_above_one_is_one():
+    # From nothing to a pass@16 of 1 − (3/4)^16 = 0.99. A tenth of the shares, (3/4)^8, is 0, and loses it all.
+    skill = torch.tensor([0.25]).double()
+    before, after = (
+        Entrances(problem=torch.tensor([0]), mass=mass, skill=skill, num_problems=1)
+        for mass in (torch.zeros(1).double(), torch.ones(1).double())
+    )
+    found, parts = sampled_change(before, after, K, num_forced=8)
+    assert sum(part.item() for part in parts.values()) > 1
+    assert found["change"].mean == 1

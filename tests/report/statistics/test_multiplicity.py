@@ -67,6 +67,7 @@ def test_seeds_without_spread_need_two_and_a_wrong_spread_is_refused():
         {"power": 1.0},
         {"power": 0.0},
         {"level": 1.0},
+        {"level": 0.0},
     ):
         (wrong,) = settings
         with pytest.raises(ConfigError, match=f"{wrong}={settings[wrong]}"):
