@@ -31,7 +31,7 @@ def test_a_bad_size_is_refused_by_name_and_value(key, value):
 @pytest.mark.parametrize("key", ["top_p", "top_k", "min_p"])
 def test_a_cut_of_the_sampled_distribution_is_refused_in_training(key):
     """Hydra adds what is typed with a plus, and a run that ignored it would not be the run that was asked for."""
-    with pytest.raises(ConfigError, match=rf"^{key} is 0.9: training samples from the whole distribution.*top_p\)$"):
+    with pytest.raises(ConfigError, match=rf"^{key} is 0.9: training samples without truncation.*top_p\)$"):
         prepare(composed(f"+{key}=0.9", "model=tiny"))
     assert composed("top_p=0.9", config_name="evaluate").top_p == 0.9
 
