@@ -64,7 +64,8 @@ class Reward(Protocol):
 
     A class may set `SCORES_WHILE_GENERATING = True`. Its `score` is then called several times a step, from another
     thread, with the completions that are finished, in any order; so a verdict must depend on its own completion and
-    answer alone. All others are called once a step.
+    answer alone. All others are called once a step. One with `states_answers = False` gives no `Verdict.extracted`, and
+    is refused with what counts answers.
 
     A reward that reads more than texts and answers is a `SampleReward` as well.
     """

@@ -35,7 +35,7 @@ class Brackets(Expressions):
         if found.head != "list":
             if opening + closing in ("()", "[]"):
                 is_label = found.head in ("words", "symbol") and len(found.args) == 1 and len(found.args[0]) == 1
-                is_choice = found.head == "words" or (self.at == 3 and found.args[0] in tuple("ABCDEFGHIJ"))
+                is_choice = found.head == "words" or (self.at == 3 and found.args[:1] in zip("ABCDEFGHIJ"))
                 return self.choice(found) if is_label and is_choice and opening == "(" else found
             raise UnreadError("brackets of two kinds")
         if is_of_rows and closing == "]" and all(part.head in ("interval", "tuple") for part in found.args):

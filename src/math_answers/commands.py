@@ -33,7 +33,7 @@ class Commands(Brackets):
         if name == "imath":
             return Node("constant", ("i",))
         if name in ("cdots", "ldots", "dots"):
-            return Node("ellipsis", ())  # without a value: the same in the same place alone
+            return Node("ellipsis", ("…",))  # without a value: the same in the same place alone
         if name in ("emptyset", "varnothing"):
             return Node("set", ())
         if name in GREEK and not (name == "zeta" and self.is_next("(")):

@@ -105,7 +105,8 @@ def _has_sign(node: Any) -> bool:
 def _letters(node: Node, in_product: bool) -> str | None:
     """What stands there, in letters and digits; in lower case where no product of letters is compared."""
     if node.head == "words":
-        parts = [part for part in node.args if part.lower() not in FILLERS or len(node.args) == 1]
+        named = node.args[:1] if node.args[1:2] in (("is",), ("are",)) and len(node.args[0]) == 1 else ()  # a is even
+        parts = [part for part in node.args if part.lower() not in FILLERS or part in named or len(node.args) == 1]
         text = "".join(part for part in parts if part not in "()'!?")
         return SYNONYMS.get(text.lower(), text if in_product else text.lower())
     if node.head == "symbol" and len(node.args[0]) == 1:

@@ -102,7 +102,7 @@ class Reader(Commands):
                 break
             words.append(word)
             if self.takes("ldots", "dots", "cdots"):
-                parts.append(Node("ellipsis", ()))
+                parts.append(Node("ellipsis", ("…",)))
                 continue
             if self.next is END or self.is_next(*closing):
                 break  # a comma at the end

@@ -1,4 +1,4 @@
-"""Hydra parses all files of a configuration whenever it composes one; here a file is parsed anew once it has changed.
+"""Keeps parsed configuration files. Hydra parses each of them whenever it composes; here only after a change.
 
 The tests of a process compose a thousand times, at two thirds of the cost. What tests start in processes of their own
 is composed as a user's is.

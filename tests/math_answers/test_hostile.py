@@ -9,8 +9,11 @@ import sys
 import time
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from math_answers import explain
+from math_answers import explain, tables
+from math_answers.expressions import FRACTIONS
 
 MOST_S = 2.0
 """CPU time for one answer [s]."""
@@ -155,6 +158,36 @@ def test_an_answer_of_huge_work_is_judged_within_two_seconds_and_raises_nothing(
 @pytest.mark.parametrize("answer", LARGE[:13])
 def test_a_tower_of_powers_is_no_number(gold: str, answer: str):
     assert explain(gold, answer).status in ("incorrect", "unparsed", "timeout")
+
+
+LISTS = (tables.FUNCTIONS, tables.GREEK, tables.ACCENTS, tables.VECTORS, tables.UPRIGHT, tables.FRAMES, FRACTIONS)
+COMMANDS = """sum prod binom begin end cup cap setminus bmod pmod circ mid in to emptyset infty pi cdots ldots dots approx
+    equiv cdot times div pm choose prime top vee land lfloor rfloor langle rangle lvert rvert angle triangle imath"""
+MARKS = r"""\{ \} \\ {2} {x} {pmatrix} (1,2) [1,2] _{10}"""
+TOKENS = sorted({f"\\{name} " for name in {*COMMANDS.split()}.union(*LISTS)})
+TOKENS += [
+    *"0123456789xyniefABCTh=<>+-,;()[]{}/^|_!':.%$&~ ",
+    *MARKS.split(),
+    " and ",
+    " or ",
+    " is ",
+    " hours ",
+    " min ",
+]
+
+
+@settings(max_examples=1000)
+@given(st.lists(st.sampled_from(TOKENS), min_size=1, max_size=9).map("".join))
+@pytest.mark.parametrize("beside", ["x", "5", "(1,2)"])
+def test_no_text_raises_as_a_gold_or_as_an_answer(beside, text):
+    explain(beside, text)
+    explain(text, beside)
+
+
+@pytest.mark.parametrize("answer", [r"(\dots)", r"(\emptyset)", " or ", r"[\ldots]"])
+def test_what_is_nearly_nothing_raises_nothing(answer):
+    assert explain("5", answer).status in ("incorrect", "unparsed")
+    explain(answer, "5")
 
 
 def test_a_timeout_is_counted_and_not_measured():

@@ -5,25 +5,25 @@ from collections.abc import Sequence
 import torch
 
 from apo_lightning.advantages.estimator import needs_of
-from apo_lightning.contracts import AdvantageEstimator, advantages_of, estimators_in
+from apo_lightning.contracts import AdvantageEstimator, Reward, advantages_of, estimators_in
 from apo_lightning.errors import ConfigError, Preempted, failure
 from apo_lightning.types import AdvantageInputs, Advantages, Verdict
 
 
-def try_advantage(estimator: AdvantageEstimator, verdicts: Sequence[Verdict], group_size: int, *, reward: str) -> None:
+def try_advantage(estimator: AdvantageEstimator, reward: Reward, verdicts: Sequence[Verdict], group_size: int) -> None:
     """Call an estimator as a step does, on a group of these verdicts in turn and one of the first alone.
 
     An estimator that reads the values of a critic is not called.
 
     Raises:
         ConfigError: it fails, or returns anything but one finite number and one `keep` per completion; or it reads the
-            answers that completions state, and `reward`, the name of the reward, gave none.
+            answers that completions state, and the reward states none.
     """
     name = f"algo.advantage is {type(estimator).__qualname__}"
-    if needs_of(estimator).answers and not any(verdict.extracted for verdict in verdicts):
+    if needs_of(estimator).answers and not getattr(reward, "states_answers", True):
         raise ConfigError(
-            f"{name}, which counts equal answers, and {reward} states none, so that it would change nothing: let the "
-            "reward return (reward, answer) for each completion, or choose another algo"
+            f"{name}, which counts equal answers, and {getattr(reward, 'name', 'the reward')} states none, so that it "
+            "would change nothing: let the reward return (reward, answer) for each completion, or choose another algo"
         )
     if any(getattr(part, "per_token", False) for part in estimators_in(estimator)):
         return

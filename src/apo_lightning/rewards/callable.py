@@ -87,6 +87,8 @@ class CallableReward(ReadsSamples):
         own = own if hasattr(own, "__qualname__") else type(own)
         self.name = f"{own.__module__}.{own.__qualname__}"
         """The name of the function, as its `_target_`."""
+        self.states_answers = False
+        """Whether the function has returned a pair; known once it was called."""
 
     def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[Verdict]:
         """One verdict per completion, in order, for a function that reads no prompts, columns or token ids."""
@@ -186,7 +188,9 @@ class CallableReward(ReadsSamples):
         }
 
     def _verdict(self, reward: Any, extra: Mapping[str, Any]) -> Verdict:
-        reward, answer = reward if isinstance(reward, tuple) and len(reward) == 2 else (reward, None)
+        is_pair = isinstance(reward, tuple) and len(reward) == 2
+        self.states_answers |= is_pair
+        reward, answer = reward if is_pair else (reward, None)
         answer = None if answer is None else str(answer)
         if reward is None:
             return Verdict(reward=0.0, status="unparsed", extracted=answer, extra=extra, is_scored=False)

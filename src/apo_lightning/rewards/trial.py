@@ -92,9 +92,11 @@ def _outcome(reward: Reward, samples: Samples) -> tuple[str | None, Sequence[Ver
     return None, verdicts
 
 
-def weak_signal(verdicts: Sequence[Verdict]) -> str | None:
+def weak_signal(verdicts: Sequence[Verdict], *, counts_answers: bool) -> str | None:
     """What a user should know of the verdicts of `try_reward`; None: nothing."""
     rewards = {verdict.reward for verdict in verdicts}
+    if counts_answers and not any(verdict.extracted for verdict in verdicts):
+        return f"algo.advantage counts equal answers, and the reward states none of {MADE_UP}"
     if len(rewards) == 1:
         return f"the reward is {rewards.pop():g} for each of {MADE_UP}: it may tell no completions apart"
     if len({float(torch.tensor(reward)) for reward in rewards}) < len(rewards):

@@ -94,6 +94,11 @@ class WeightedRewards(ReadsSamples):
                 "the weight 1 and the others 0, or choose another algo"
             )
 
+    @property
+    def states_answers(self) -> bool:
+        """Whether the function that decides which completions are correct states their answers."""
+        return getattr(self.functions[self.correct], "states_answers", True)
+
     def close(self) -> None:
         """Close all functions."""
         for reward in self.functions.values():

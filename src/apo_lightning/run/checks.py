@@ -127,12 +127,7 @@ def check_fits(sizes: StepSettings | Benchmark, spec: PolicySpec, where: str = "
 
 def check_data(recipe: Recipe) -> None:
     """Read the problems, try the reward on the first, and the estimator on its verdicts."""
-    try_advantage(
-        recipe.advantage,
-        recipe.tried,
-        recipe.settings.group_size,
-        reward=getattr(recipe.reward, "name", type(recipe.reward).__name__),
-    )
+    try_advantage(recipe.advantage, recipe.reward, recipe.tried, recipe.settings.group_size)
 
 
 CHECKS: Sequence[Callable[[Recipe], object]] = (

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from apo_lightning.advantages import needs_of
 from apo_lightning.callbacks import StepCallback
 from apo_lightning.checkpoints import CheckpointSettings
 from apo_lightning.checkpoints.resume import FREE, HORIZON
@@ -200,7 +201,7 @@ class Recipe:
     def notices(self) -> list[str]:
         """What a user should know before the run, one line each."""
         found = [option.notice(self) for option in self.options.values() if hasattr(option, "notice")]
-        found.append(weak_signal(self.tried))
+        found.append(weak_signal(self.tried, counts_answers=needs_of(self.advantage).answers))
         if self.model.path is not None and self.model.check_weights() is None:
             found.append(f"model.path={self.model.path}: its weights are not on this machine yet, so none is checked")
         return [notice for notice in found if notice is not None]

@@ -1,5 +1,6 @@
 """A faulty estimator, and one that reads what the reward does not give, are refused before a run."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,6 +10,7 @@ import torch
 from apo_lightning.advantages import GAE, GroupNormalized, LeaveOneOut, PassAtK, Truncated
 from apo_lightning.advantages.trial import try_advantage
 from apo_lightning.errors import ConfigError
+from apo_lightning.rewards import CallableReward, MathVerifyReward, WeightedRewards
 from apo_lightning.types import Advantages, Needs, Verdict
 
 RIGHT, WRONG, NONE = (
@@ -17,6 +19,7 @@ RIGHT, WRONG, NONE = (
     Verdict(reward=0.0, status="unparsed"),
 )
 VERDICTS = [RIGHT, WRONG, NONE]
+OWN = MathVerifyReward()
 
 
 @dataclass
@@ -55,28 +58,37 @@ def kept_as_numbers(inputs):
 )
 def test_a_faulty_estimator_is_one_line(result, said):
     with pytest.raises(ConfigError, match=rf"^algo.advantage is Gives, {said}") as caught:
-        try_advantage(Gives(result), VERDICTS, 4, reward="Own")
+        try_advantage(Gives(result), OWN, VERDICTS, 4)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("estimator", [GroupNormalized(), LeaveOneOut(), PassAtK(k=2), Truncated(LeaveOneOut()), GAE()])
 def test_a_sound_estimator_passes(estimator):
-    try_advantage(estimator, VERDICTS, 4, reward="Own")
-    try_advantage(estimator, [Verdict(reward=0.0, status="unparsed", is_scored=False), *VERDICTS], 4, reward="Own")
+    try_advantage(estimator, OWN, VERDICTS, 4)
+    try_advantage(estimator, OWN, [Verdict(reward=0.0, status="unparsed", is_scored=False), *VERDICTS], 4)
 
 
-def test_answers_that_nobody_states_cannot_be_counted():
+def number(completions):
+    return [0.0] * len(completions)
+
+
+def no_answer_yet(completions):
+    return [(0.0, None)] * len(completions)
+
+
+@pytest.mark.parametrize("within", [CallableReward, lambda function: WeightedRewards({"own": function})])
+def test_answers_that_nobody_states_cannot_be_counted(within):
+    """A function that finds no answer in what was made up may find one in the run, and is not refused."""
     estimator = Counts(lambda inputs: keep(inputs, inputs.rewards))
-    try_advantage(estimator, VERDICTS, 4, reward="Own")
-    silent = [Verdict(reward=1.0, status="correct"), NONE, NONE]
-    with pytest.raises(
-        ConfigError, match=r"Counts, which counts equal answers, and Own states none.*\(reward, answer\)"
-    ):
-        try_advantage(estimator, silent, 4, reward="Own")
-    with pytest.raises(ConfigError, match="and Own states none"):  # whatever stands around it
-        try_advantage(Truncated(estimator), silent, 4, reward="Own")
+    for function, said in ((no_answer_yet, None), (number, r"which counts equal .* states none.*\(reward, an")):
+        reward = within(function)
+        verdicts = reward.score(["7", "8", ""], ["7"] * 3)
+        for wrapped in (estimator, Truncated(estimator)):
+            with pytest.raises(ConfigError, match=said) if said else nullcontext():
+                try_advantage(wrapped, reward, verdicts, 4)
+    try_advantage(estimator, OWN, VERDICTS, 4)
 
 
 def test_rewards_between_0_and_1_are_refused_by_estimators_of_0_and_1():
     with pytest.raises(ConfigError, match=r"a reward is 0\.5: pass@k training is defined for rewards of 0 and 1 only"):
-        try_advantage(PassAtK(k=2), [RIGHT, Verdict(reward=0.5, status="incorrect")], 4, reward="Own")
+        try_advantage(PassAtK(k=2), OWN, [RIGHT, Verdict(reward=0.5, status="incorrect")], 4)

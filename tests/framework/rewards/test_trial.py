@@ -117,7 +117,7 @@ def test_the_trial_gives_the_verdicts_of_a_step():
     for reward in (CallableReward(judge), WeightedRewards({"own": judge})):
         found = try_reward(reward, AS_TEXT, ENCODE, TrainerState())
         assert [(verdict.reward, verdict.extracted) for verdict in found] == [(1, "7"), (0, "-31415"), (0, None)]
-        assert weak_signal(found) is None
+        assert weak_signal(found, counts_answers=True) is None
     ours = try_reward(MathVerifyReward(), AS_TEXT, ENCODE, TrainerState())
     assert ours == MathVerifyReward().score([r"\boxed{7}", r"\boxed{-31415}", ""], ["7"] * 3)
 
@@ -127,5 +127,11 @@ def test_the_trial_gives_the_verdicts_of_a_step():
     [([2.0, 2.0, 2.0], "reward is 2 for each of"), ([2**24, 2**24 + 1, 0], "same in float32"), ([1, 0, 0], None)],
 )
 def test_a_signal_that_is_none_is_said(rewards, said):
-    found = weak_signal([Verdict(reward=float(reward), status="incorrect") for reward in rewards])
+    found = weak_signal([Verdict(reward=float(reward), status="incorrect") for reward in rewards], counts_answers=False)
     assert (said in found) if said else found is None
+
+
+def test_verdicts_without_an_answer_are_named_where_answers_are_counted():
+    silent = [Verdict(reward=reward, status="incorrect") for reward in (1.0, 0.0, 0.0)]
+    assert "states none of three made-up completions" in str(weak_signal(silent, counts_answers=True))
+    assert weak_signal(silent, counts_answers=False) is None
