@@ -5,8 +5,8 @@
 
 Lines that have an operator, a constant or a call to change are drawn by lot, and one change is made in each, in a copy
 of the checkout. A module's own tests are its doctests, the files that import it or a name of it, and the others of the
-folder of tests that mirrors its own; they have `--limit` seconds. For what they miss, `--others` seconds go to all other
-files that import it through others, the nearest first. At the end the tests that failed are run without a change:
+folder of tests that mirrors its own; they have `--limit` seconds. For what they miss, `--others` seconds go to
+all other files that import it through others, the nearest first. At the end failed tests are run without a change:
 their failures do not count. Each result is a row of the results file at once; a second call runs only what has none,
 and with `--others` also what has survived without. Prints a row each, and totals.
 """

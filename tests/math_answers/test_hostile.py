@@ -161,8 +161,8 @@ def test_a_tower_of_powers_is_no_number(gold: str, answer: str):
 
 
 LISTS = (tables.FUNCTIONS, tables.GREEK, tables.ACCENTS, tables.VECTORS, tables.UPRIGHT, tables.FRAMES, FRACTIONS)
-COMMANDS = """sum prod binom begin end cup cap setminus bmod pmod circ mid in to emptyset infty pi cdots ldots dots approx
-    equiv cdot times div pm choose prime top vee land lfloor rfloor langle rangle lvert rvert angle triangle imath"""
+COMMANDS = """sum prod binom begin end cup cap setminus bmod pmod circ mid in to emptyset infty pi cdots ldots dots
+    approx equiv cdot times div pm choose prime top vee land lfloor rfloor langle rangle lvert rvert angle imath"""
 MARKS = r"""\{ \} \\ {2} {x} {pmatrix} (1,2) [1,2] _{10}"""
 TOKENS = sorted({f"\\{name} " for name in {*COMMANDS.split()}.union(*LISTS)})
 TOKENS += [
