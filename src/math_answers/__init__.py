@@ -77,7 +77,7 @@ def explain(gold: str, answer: str) -> Explanation:
     """
     if not gold.strip():
         return Explanation("error", "there is no gold")
-    if _without_spaces(gold) == _without_spaces(answer):
+    if "".join(gold.split()) == "".join(answer.split()) and _without_spaces(gold) == _without_spaces(answer):
         return Explanation("correct", "the same text")
     if max(len(gold), len(answer)) < 1000 and gold.isdecimal() and answer.isdecimal():
         return Explanation("correct" if int(gold) == int(answer) else "incorrect", "whole numbers")

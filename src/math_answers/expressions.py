@@ -105,11 +105,12 @@ class Expressions(Stream):
 
     def split_unit(self, *, is_due: bool = False) -> None:
         """A short unit inside of an expression is a product of letters: mg sin θ."""
-        token, behind = self.next, self.peek()
-        if token.text == "h" and token.kind == "letter" and behind.kind == "number" and self.peek(2).text == "min":
+        token = self.next
+        if token.text == "h" and token.kind == "letter" and self.peek().kind == "number" and self.peek(2).text == "min":
             self.tokens[self.at] = Token("word", "h", token.space, upright=True)  # 2 h 30 min
         if token.kind != "word" or token.upright or token.text not in UNITS or len(token.text) > 3:
             return
+        behind = self.peek()
         ends = behind is END or behind.kind == "word" or behind.text in _BEHIND_A_UNIT
         ends |= behind.kind == "number" and self.peek(2).kind == "word"  # 2 hr 30 min
         if is_due or self.depth != self.quantity_depth or not ends:

@@ -54,7 +54,6 @@ _RULES = tuple(
         (r"^(?:Matrix|(?:np\.)?array)\((\[\[.*\]\])\)$", r"\1"),
         (r"(?<=[0-9])\s*(min|sec|deg)(?=\s*(?:$|[,;.)]))", r"\\text{ \1}"),
         (r"\b(?:np|math)\.(?=[a-z])", ""),
-        (r"\\(mathbf|boldsymbol|bm)\s*\{([A-Z])([A-Z])\}", r"\\\1{\2}\\\1{\3}"),
         # The label of a choice and its value.
         (r"^(?:\\text\s*\{\s*)?([A-J])[.)]\s*\}?\s+(?=\S)", r"(\1) "),
     )
@@ -76,8 +75,10 @@ def clean(answer: str) -> str:
         answer = re.sub(r"(?<=[0-9])\s*([kM]?)Ω", r"\\text{ \1ohm}", answer)
     for pattern, replacement in _RULES:
         answer = pattern.sub(replacement, answer)
-    if _PRODUCT_OF_VECTORS.search(answer):
-        answer = re.sub(_BOLD, r"\\vec{\1}", answer)
+    if r"\b" in answer or r"\mathbf" in answer:
+        answer = re.sub(r"\\(mathbf|boldsymbol|bm)\s*\{([A-Z])([A-Z])\}", r"\\\1{\2}\\\1{\3}", answer)
+        if _PRODUCT_OF_VECTORS.search(answer):
+            answer = re.sub(_BOLD, r"\\vec{\1}", answer)
     if not is_ascii:
         answer = _ROOT.sub(lambda found: rf"\sqrt{{{found[1] or found[2]}}}", answer)
         answer = "".join(map(_plain, answer))
